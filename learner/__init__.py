@@ -1,0 +1,1 @@
+"""What trains: buffer, objective, checkpoints, publication. The only package that imports torch."""

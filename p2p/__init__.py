@@ -1,0 +1,1 @@
+"""How processes find, trust and feed each other: identities, wire, transport, snapshots, broadcast."""

@@ -1,0 +1,173 @@
+"""Typed messages over a byte stream, and the one request-reply pattern that every protocol but `chunks` uses.
+
+A request is: frame, END | reply frame, END. Both sides treat a stream that ends without END as cut: a SIGKILLed sender
+looks like a clean end of stream to yamux.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from .codec import END, LENGTH, check_length, decode_frame, encode_frame
+from .errors import ProtocolError, Refused, Truncated, UnexpectedMessage, Unreachable
+from .messages import Message, Refusal
+
+if TYPE_CHECKING:
+    from .messages import PeerAddress
+    from .transport import ProtocolName, Stream, StreamHandler, Transport
+
+M = TypeVar("M", bound=Message)
+Q = TypeVar("Q", bound=Message)
+
+log = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 30.0
+"""Bound on one request and its reply, beyond any waiting the request itself asked for."""
+
+RECEIVE_BYTES = 1 << 20
+"""Most bytes asked of the stream at once: bounds what one read allocates."""
+
+
+class Channel:
+    """Frames over one stream. Not for use by two tasks in the same direction at once."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    @property
+    def peer(self) -> str:
+        """Authenticated peer id of the other end."""
+        return self._stream.peer
+
+    async def send(self, *messages: Message, end: bool = False) -> None:
+        """Send frames in one write; with `end`, END after them."""
+        await self._stream.send_all(b"".join(map(encode_frame, messages)) + (END if end else b""))
+
+    async def receive(self, *expected: type[M]) -> M:
+        """The next frame, one of the expected types.
+
+        Raises Refused if the peer declines, UnexpectedMessage at END, Truncated when the stream is cut, and what
+        `codec.decode_frame` raises.
+        """
+        message = await self.receive_or_end(*expected)
+        if message is None:
+            raise UnexpectedMessage(f"END came where {' or '.join(k.TYPE for k in expected)} was expected")
+        return message
+
+    async def receive_or_end(self, *expected: type[M]) -> M | None:
+        """As `receive`, but None when the peer says END."""
+        (length,) = LENGTH.unpack(await self._exactly(LENGTH.size))
+        if length == 0:
+            return None
+        check_length(length, expected)
+        message = decode_frame(await self._exactly(length), *expected)
+        if isinstance(message, Refusal) and Refusal not in expected:
+            raise Refused(message.code, message.detail, message.retry_seconds)
+        return message  # type: ignore[return-value]  # a Refusal only when Refusal was asked for
+
+    async def receive_end(self) -> None:
+        """Require END."""
+        if await self._exactly(LENGTH.size) != END:
+            raise UnexpectedMessage("END was expected")
+
+    async def close(self) -> None:
+        """No more frames from here. Call only after the peer has acknowledged: what is in flight may be lost."""
+        await self._stream.close_write()
+
+    async def reset(self) -> None:
+        """Abandon the stream."""
+        await self._stream.reset()
+
+    async def _exactly(self, count: int) -> bytes:
+        parts: list[bytes] = []
+        missing = count
+        while missing:
+            part = await self._stream.receive_some(min(missing, RECEIVE_BYTES))
+            if not part:
+                raise Truncated(f"the stream from {self.peer} ended {missing} bytes early")
+            parts.append(part)
+            missing -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def request(
+    transport: Transport,
+    peer: PeerAddress,
+    protocol: ProtocolName,
+    message: Message,
+    reply: type[M],
+    *,
+    wait_seconds: float = 0.0,
+) -> M:
+    """Ask `peer` once and return its reply.
+
+    `wait_seconds` is how long the peer was told it may hold the reply. Raises Unreachable (try again), Refused (do as
+    its code says) or ProtocolError (the peer is at fault).
+    """
+    with trio.move_on_after(REQUEST_SECONDS + wait_seconds):
+        stream = await transport.open(peer, protocol)
+        done = False
+        try:
+            channel = Channel(stream)
+            await channel.send(message, end=True)
+            answer = await channel.receive(reply)
+            await channel.receive_end()
+            await channel.close()
+            done = True
+            return answer
+        except (
+            Truncated
+        ) as error:  # a peer that died mid-reply is the network's fault: the request may be repeated
+            raise Unreachable(str(error)) from error
+        finally:
+            if not done:
+                with trio.CancelScope(shield=True):
+                    await stream.reset()
+    raise Unreachable(f"{peer.peer} did not answer {protocol} within {REQUEST_SECONDS + wait_seconds:.0f} s")
+
+
+Answer = Callable[[str, Q], Awaitable[Message]]
+"""(authenticated peer id, request) -> reply. Raise `Refused` to decline."""
+
+Complaint = Callable[[str, ProtocolError], None]
+"""Told of each peer that broke the protocol, for counting."""
+
+
+def answering(
+    kind: type[Q], answer: Answer[Q], complain: Complaint, *, wait_seconds: float = 0.0
+) -> StreamHandler:
+    """A stream handler that reads one `kind`, calls `answer` and sends what it returns, or a Refusal.
+
+    `wait_seconds` is the longest that `answer` may hold the reply by its own rules.
+    """
+
+    async def handle(stream: Stream) -> None:
+        channel = Channel(stream)
+        done = False
+        try:
+            with trio.move_on_after(2 * REQUEST_SECONDS + wait_seconds):
+                message = await channel.receive(kind)
+                await channel.receive_end()
+                try:
+                    reply = await answer(stream.peer, message)
+                except Refused as refusal:
+                    reply = Refusal(
+                        code=refusal.code, detail=refusal.detail[:512], retry_seconds=refusal.retry_seconds
+                    )
+                await channel.send(reply, end=True)
+                await channel.close()
+                done = True
+        except ProtocolError as error:
+            complain(stream.peer, error)
+        except Unreachable as error:
+            log.debug("%s went away during %s: %s", stream.peer, kind.TYPE, error)
+        finally:
+            if not done:
+                with trio.CancelScope(shield=True):
+                    await stream.reset()
+
+    return handle

@@ -1,0 +1,130 @@
+"""Bytes to records and back. Pure. Order of checks: size, schema, meaning (DESIGN section 6)."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgpack
+import numpy as np
+from pydantic import ValidationError
+
+from .errors import FrameTooLarge, MalformedFrame, SchemaViolation, UnexpectedMessage
+from .messages import Message, Record, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import ArrayLike, NDArray
+
+R = TypeVar("R", bound=Record)
+M = TypeVar("M", bound=Message)
+
+LENGTH = struct.Struct(">I")
+END = LENGTH.pack(0)
+"""A frame of length 0: the sender has said everything. A stream that ends without it was cut."""
+
+CONTAINER_ITEMS_MAX = 1 << 20
+"""Upper bound msgpack puts on any array or map, far above the largest legal one (chunk hashes are raw bytes)."""
+
+
+def encode_record(record: Record) -> bytes:
+    """The canonical bytes of a record: what gets signed and hashed. Field order is the declared one."""
+    return bytes(msgpack.packb(record.model_dump(), use_bin_type=True))
+
+
+def decode_record(data: bytes, kind: type[R]) -> R:
+    """Parse bytes whose size is already bounded and, if they were signed, whose signature already held.
+
+    Raises MalformedFrame or SchemaViolation.
+    """
+    return _validate(_unpack(data), kind)
+
+
+def encode_frame(message: Message) -> bytes:
+    """Length, then the msgpack map. Raises FrameTooLarge when the message is above its own type's bound (our fault)."""
+    body = msgpack.packb({"type": message.TYPE, "body": message.model_dump()}, use_bin_type=True)
+    if len(body) > message.BYTES_MAX:
+        raise FrameTooLarge(f"{message.TYPE} of {len(body)} bytes is above its bound of {message.BYTES_MAX}")
+    return LENGTH.pack(len(body)) + bytes(body)
+
+
+def check_length(length: int, expected: Iterable[type[Message]]) -> None:
+    """Raise FrameTooLarge if no expected type (a Refusal may always come) can be this long. Before allocation."""
+    bound = max(kind.BYTES_MAX for kind in (*expected, Refusal))
+    if length > bound:
+        raise FrameTooLarge(f"frame of {length} bytes announced, at most {bound} expected")
+
+
+def decode_frame(body: bytes, *expected: type[M]) -> M | Refusal:
+    """Parse a frame's body as one of the expected types, or as a Refusal.
+
+    Raises MalformedFrame, UnexpectedMessage, FrameTooLarge (above its own type's bound) or SchemaViolation.
+    """
+    frame = _unpack(body)
+    if set(frame) != {"type", "body"} or not isinstance(frame["body"], dict):
+        raise SchemaViolation("a frame is a map of `type` and `body`")
+    kinds: dict[str, type[Any]] = {kind.TYPE: kind for kind in (*expected, Refusal)}
+    kind = kinds.get(frame["type"]) if isinstance(frame["type"], str) else None
+    if kind is None:
+        name = repr(frame["type"])[:40]
+        raise UnexpectedMessage(f"got {name}, expected {' or '.join(k.TYPE for k in expected)}")
+    if len(body) > kind.BYTES_MAX:
+        raise FrameTooLarge(f"{kind.TYPE} of {len(body)} bytes is above its bound of {kind.BYTES_MAX}")
+    message: M | Refusal = _validate(frame["body"], kind)
+    return message
+
+
+def _unpack(data: bytes) -> dict[str, Any]:
+    try:
+        value = msgpack.unpackb(
+            data,
+            raw=False,
+            use_list=False,
+            strict_map_key=True,
+            max_array_len=CONTAINER_ITEMS_MAX,
+            max_map_len=CONTAINER_ITEMS_MAX,
+        )
+    # msgpack raises ValueError and its subclasses (UnicodeDecodeError too); deep nesting is its StackError, and an
+    # array used as a map key is a TypeError.
+    except (ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise MalformedFrame(f"not a msgpack value: {type(error).__name__}") from error
+    if not isinstance(value, dict):
+        raise MalformedFrame(f"a msgpack map was expected, not {type(value).__name__}")
+    return value
+
+
+def _validate(value: dict[str, Any], kind: type[R]) -> R:
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part)[:32] for part in first["loc"][:6])
+        raise SchemaViolation(f"{kind.__name__}.{where}: {first['msg']}"[:300]) from error
+
+
+def pack_tokens(tokens: ArrayLike) -> bytes:
+    """Token ids, any integer sequence -> raw little-endian int32."""
+    return np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> NDArray[np.int32]:
+    """Raw little-endian int32 -> read-only array of token ids. Raises SchemaViolation on a ragged length."""
+    if len(data) % 4:
+        raise SchemaViolation(f"token bytes come in fours, got {len(data)}")
+    return np.frombuffer(data, dtype="<i4")
+
+
+def pack_logprobs(logprobs: ArrayLike) -> bytes:
+    """Log-probabilities -> raw little-endian float32."""
+    return np.ascontiguousarray(logprobs, dtype="<f4").tobytes()
+
+
+def unpack_logprobs(data: bytes) -> NDArray[np.float32]:
+    """Raw little-endian float32 -> read-only array. Raises SchemaViolation when ragged or not finite."""
+    if len(data) % 4:
+        raise SchemaViolation(f"log-probability bytes come in fours, got {len(data)}")
+    values = np.frombuffer(data, dtype="<f4")
+    if not np.isfinite(values).all():
+        raise SchemaViolation("a log-probability is not a finite number")
+    return values

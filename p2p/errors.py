@@ -1,0 +1,69 @@
+"""Errors of the wire. The type says whose fault it was, and so whether to try again.
+
+| class            | whose fault        | what the catcher does                                  |
+|------------------|--------------------|--------------------------------------------------------|
+| ProtocolError    | the other peer's   | count it against the peer, drop the stream, carry on   |
+| Refused          | ours, says a peer  | do what `code` asks; do not repeat the same request    |
+| Unreachable      | the network's      | back off and try again                                 |
+| ConfigurationError | the user's       | print the message, exit 2, no traceback                |
+"""
+
+from __future__ import annotations
+
+
+class Echo2Error(Exception):
+    """Base of every error this project raises on purpose; `str(error)` is fit to show a person."""
+
+
+class ConfigurationError(Echo2Error):
+    """The person who started this process must change something; the message says what."""
+
+
+class Unreachable(Echo2Error):  # noqa: N818 -- reads as what happened, like trio.Cancelled
+    """The network did not deliver: no connection, a stream cut, a time-out. Trying again is right."""
+
+
+class Refused(Echo2Error):  # noqa: N818 -- likewise
+    """A peer understood the request and said no. `code` is stable; `retry_seconds` is None when it is final."""
+
+    def __init__(self, code: str, detail: str, retry_seconds: float | None = None) -> None:
+        super().__init__(f"{detail} [{code}]")
+        self.code = code
+        self.detail = detail
+        self.retry_seconds = retry_seconds
+
+
+class ProtocolError(Echo2Error):
+    """A peer broke the contract. Costs the sender, never this process."""
+
+
+class Truncated(ProtocolError):
+    """The byte stream ended before END: never taken for a complete message."""
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame's announced length is above the bound of the expected message types."""
+
+
+class MalformedFrame(ProtocolError):
+    """Not msgpack, not a map, or text that is not UTF-8."""
+
+
+class UnexpectedMessage(ProtocolError):
+    """A well-formed message of a type the protocol does not allow at this point."""
+
+
+class SchemaViolation(ProtocolError):
+    """A field is missing, unknown, of the wrong type, out of bounds, or not a finite number."""
+
+
+class BadSignature(ProtocolError):
+    """The signature does not cover these bytes under the expected key and domain label."""
+
+
+class BadChunk(ProtocolError):
+    """A chunk's bytes do not hash to what the manifest names. The authenticated sender is banned."""
+
+
+class StaleManifest(ProtocolError):
+    """A manifest whose (epoch, version) is not above the highest already accepted for this key and run."""

@@ -1,0 +1,557 @@
+"""Every record that crosses a process boundary, with its size bound and its meaning.
+
+Rules (DESIGN section 6):
+- A frame is a msgpack map `{"type": TYPE, "body": {...}}`. Schema is strict: no missing or extra field, no coercion,
+  no NaN. `BYTES_MAX` is checked against the announced length before anything is allocated.
+- Durations are seconds from receipt, never wall-clock instants: home clocks are wrong.
+- Token ids are raw little-endian int32, log-probabilities raw little-endian float32 (`codec.pack_*`).
+- `Signed.payload` is kept and verified as the exact bytes received; it is parsed only after the signature holds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KIB = 1024
+MIB = 1024 * KIB
+
+WIRE_VERSION = 1
+"""Raised on any incompatible change; hello negotiates it and tells an old node what it needs."""
+
+TOKENS_MAX = 131_072
+"""Longest prompt or response, in tokens: the context of the largest model in view. Bounds 512 KiB of int32."""
+
+SLICES_MAX = 64
+"""Slices in one grant or one submission: one engine batch. More gains nothing and grows the frame."""
+
+SAMPLES_MAX = 256
+"""Samples in one slice; also the most in one group."""
+
+CHUNK_BYTES_MAX = 4 * MIB
+CHUNKS_MAX = 262_144
+"""1 TiB of snapshot at 4 MiB a chunk: no real model is above it, so a larger manifest is an attack."""
+
+NODES_MAX = 16_384
+"""Entries of one broadcast plan."""
+
+Text = Annotated[str, Field(max_length=512)]
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+PeerId = Annotated[str, Field(min_length=40, max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
+Address = Annotated[str, Field(min_length=1, max_length=256)]
+Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
+LeaseId = Annotated[bytes, Field(min_length=16, max_length=16)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+TokenBytes = Annotated[bytes, Field(max_length=4 * TOKENS_MAX)]
+
+
+class Record(BaseModel):
+    """A frozen value. Nested inside messages or inside a signed payload; never a frame by itself."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Message(Record):
+    """A record that travels as a frame of its own."""
+
+    TYPE: ClassVar[str]
+    BYTES_MAX: ClassVar[int] = 64 * KIB
+
+
+class Signed(Record):
+    """Exact bytes and the Ed25519 signature over `label + NUL + payload`; the key comes from the context."""
+
+    payload: Annotated[bytes, Field(max_length=24 * MIB)]
+    signature: Annotated[bytes, Field(min_length=64, max_length=64)]
+
+
+class PeerAddress(Record):
+    """Where a peer can be dialled. No address: it can dial out but not be dialled (a leaf)."""
+
+    peer: PeerId
+    addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
+
+
+# any request
+
+
+class Refusal(Message):
+    """The answer to any request that is understood and declined. Raised at the asker as `errors.Refused`."""
+
+    TYPE = "refusal"
+    code: Name
+    detail: Text
+    retry_seconds: Seconds | None = None
+
+
+class Ack(Message):
+    """What the request asked to be kept is durable here."""
+
+    TYPE = "ack"
+    count: Count = 0
+
+
+# hello: /echo2/hello/1
+
+
+class Hello(Message):
+    """First request of a node or learner to the coordinator; again after every reconnection."""
+
+    TYPE = "hello"
+    wire_versions: Annotated[tuple[int, ...], Field(min_length=1, max_length=16)]
+    software: Text
+    role: Literal["node", "learner"]
+    name: Name
+    token: Annotated[str, Field(max_length=128)] = ""
+    addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
+
+
+class Sampling(Record):
+    """How a token is drawn (DESIGN section 9). Filters apply in the order of the fields; 0 / 1.0 / 0.0 = off."""
+
+    temperature: Annotated[float, Field(gt=0, le=100)]
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    tokens_max: Annotated[int, Field(ge=1, le=TOKENS_MAX)]
+    stop_ids: Annotated[tuple[Count, ...], Field(max_length=16)]
+
+
+class RunDescriptor(Record):
+    """What a run is, signed by the coordinator (label `run`). Names the only key whose manifests are obeyed."""
+
+    run: Name
+    task: Name
+    model: Name
+    tokenizer_sha256: Digest
+    vocabulary_size: Annotated[int, Field(ge=2, le=10_000_000)]
+    context_tokens: Annotated[int, Field(ge=8, le=TOKENS_MAX)]
+    learner: PeerAddress
+    staleness_max: Annotated[int, Field(ge=0, le=1000)]
+    publish_period: Annotated[int, Field(ge=1, le=1000)]
+    rollouts_per_step: Annotated[int, Field(ge=1, le=1_000_000)]
+    group_size: Annotated[int, Field(ge=1, le=SAMPLES_MAX)]
+    steps: Count
+    sampling: Sampling
+
+
+class Welcome(Message):
+    """Admission granted. `coordinator_time_seconds` is Unix time here: the only clock expiry is judged by."""
+
+    TYPE = "welcome"
+    wire_version: int
+    node_state: Name
+    coordinator_time_seconds: float
+    heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)]
+    descriptor: Signed
+
+
+# heartbeat: /echo2/heartbeat/1
+
+
+class HeartbeatBody(Record):
+    """Signed by the node (label `heartbeat`). `sequence` rises for the life of the key's session; replays are dropped.
+
+    `hold_seconds`: the coordinator may keep the reply back this long, and answers at once when the pool's version
+    differs from (epoch, version) here. So one mechanism is both sign of life and notice of a new snapshot.
+    """
+
+    run: Name
+    session: Annotated[bytes, Field(min_length=16, max_length=16)]
+    sequence: Count
+    epoch: Count
+    version: Count | None
+    manifest_hash: Digest | None
+    state: Name
+    leases_held: Count
+    rollouts_generated: Count
+    rollouts_spooled: Count
+    tokens_per_second: Annotated[float, Field(ge=0, le=1e9)]
+    hold_seconds: Seconds
+
+
+class Heartbeat(Message):
+    """Node's sign of life."""
+
+    TYPE = "heartbeat"
+    BYTES_MAX = 8 * KIB
+    body: Signed
+
+
+class PoolNotice(Record):
+    """Signed by the coordinator (label `notice`), bound to one node and one heartbeat, so no relay can freeze a node."""
+
+    run: Name
+    run_state: Name
+    peer: PeerId
+    session: Annotated[bytes, Field(min_length=16, max_length=16)]
+    sequence: Count
+    epoch: Count
+    version: Count | None
+    manifest_hash: Digest | None
+    node_state: Name
+    coordinator_time_seconds: float
+
+
+class HeartbeatReply(Message):
+    """The coordinator's signed word on which version is current and what it thinks of this node."""
+
+    TYPE = "heartbeat-reply"
+    BYTES_MAX = 8 * KIB
+    notice: Signed
+
+
+# manifest: /echo2/manifest/1
+
+
+class Manifest(Record):
+    """One snapshot, described; signed by the learner (label `manifest`). DESIGN section 8.
+
+    The manifest hash is SHA-256 of the signed payload bytes. Order is (epoch, version) per (key, run). Chunk i covers
+    bytes [i * chunk_bytes, min((i + 1) * chunk_bytes, length_bytes)).
+    """
+
+    run: Name
+    publisher: PeerId
+    epoch: Count
+    version: Count
+    kind: Literal["full", "delta", "adapter"]
+    base_hash: Digest | None
+    anchor_hash: Digest | None
+    codec: Literal["raw", "zstd"]
+    domain: Literal["f32", "f16", "bf16", "q8_0"]
+    length_bytes: Annotated[int, Field(ge=1, le=CHUNK_BYTES_MAX * CHUNKS_MAX)]
+    chunk_bytes: Annotated[int, Field(ge=KIB, le=CHUNK_BYTES_MAX)]
+    chunk_sha256: Annotated[bytes, Field(min_length=32, max_length=32 * CHUNKS_MAX)]
+    snapshot_sha256: Digest
+    previous_hash: Digest | None
+    created_seconds: float
+    expires_seconds: float
+
+
+class PlanEdge(Record):
+    """One source of one node: chunks first, first + stride, ... below stop come from `source`."""
+
+    source: PeerId
+    first: Count
+    stop: Count
+    stride: Annotated[int, Field(ge=1, le=CHUNKS_MAX)] = 1
+
+
+class PlanEntry(Record):
+    """A node of the roster and where its chunks come from. The edges cover every chunk exactly once."""
+
+    node: PeerAddress
+    edges: Annotated[tuple[PlanEdge, ...], Field(max_length=256)]
+
+
+class BroadcastPlan(Record):
+    """Who sends what to whom, signed by the coordinator (label `plan`). The entries are the roster."""
+
+    run: Name
+    manifest_hash: Digest
+    epoch: Count
+    version: Count
+    chunks: Annotated[int, Field(ge=1, le=CHUNKS_MAX)]
+    kind: Literal["star", "chain"]
+    root: PeerAddress
+    entries: Annotated[tuple[PlanEntry, ...], Field(max_length=NODES_MAX)]
+
+
+class Ticket(Record):
+    """One roster line, signed by the coordinator (label `ticket`): `peer` may be served this snapshot's chunks.
+
+    Shown with every chunk request, so that a holder needs no roster of its own to know whom it serves.
+    """
+
+    run: Name
+    manifest_hash: Digest
+    peer: PeerId
+
+
+class ManifestRequest(Message):
+    """A node asks the coordinator for the snapshot it was told of."""
+
+    TYPE = "manifest-request"
+    run: Name
+    manifest_hash: Digest
+
+
+class ManifestReply(Message):
+    """The learner's manifest, the plan as it is now, and the asker's ticket."""
+
+    TYPE = "manifest-reply"
+    BYTES_MAX = 32 * MIB
+    manifest: Signed
+    plan: Signed
+    ticket: Signed
+
+
+# chunks: /echo2/chunks/1
+
+
+class ChunkRequest(Message):
+    """Asks a holder for chunks first, first + stride, ... below stop, less those in `have`, each as soon as it has it.
+
+    `have` is a bitmap over the request's own sequence of chunks (bit k of byte k // 8 = the k-th of them).
+    """
+
+    TYPE = "chunk-request"
+    BYTES_MAX = 64 * KIB
+    run: Name
+    manifest_hash: Digest
+    ticket: Signed
+    first: Count
+    stop: Count
+    stride: Annotated[int, Field(ge=1, le=CHUNKS_MAX)] = 1
+    have: Annotated[bytes, Field(max_length=CHUNKS_MAX // 8)] = b""
+
+
+class Chunk(Message):
+    """One chunk's bytes. Checked against the manifest before it is stored or forwarded."""
+
+    TYPE = "chunk"
+    BYTES_MAX = CHUNK_BYTES_MAX + KIB
+    index: Count
+    data: Annotated[bytes, Field(min_length=1, max_length=CHUNK_BYTES_MAX)]
+
+
+# leases: /echo2/leases/1
+
+
+class LeaseRequest(Message):
+    """A node with room asks for up to `samples_max` samples under the snapshot it has installed.
+
+    The reply may be kept back up to `wait_seconds` until there is work.
+    """
+
+    TYPE = "lease-request"
+    run: Name
+    manifest_hash: Digest
+    samples_max: Annotated[int, Field(ge=1, le=SLICES_MAX * SAMPLES_MAX)]
+    wait_seconds: Seconds
+
+
+class Lease(Record):
+    """The order to generate one slice: samples sample_first .. sample_first + sample_count - 1 of one prompt.
+
+    u_t of a sample is BLAKE2b(key = seed, le64(sample) || le64(t)): given the seed the response is determined, up to
+    numerics. Slices are all or nothing.
+    """
+
+    lease_id: LeaseId
+    kind: Literal["train", "eval"]
+    ordinal: Count
+    sample_first: Annotated[int, Field(ge=0, lt=SAMPLES_MAX)]
+    sample_count: Annotated[int, Field(ge=1, le=SAMPLES_MAX)]
+    seed: Digest
+    manifest_hash: Digest
+    version: Count
+    prompt_tokens: TokenBytes
+    sampling: Sampling
+    duration_seconds: Seconds
+
+
+class LeaseReply(Message):
+    """Leases granted; when none, `reason` says why and `retry_seconds` when to ask again."""
+
+    TYPE = "lease-reply"
+    BYTES_MAX = 8 * MIB
+    leases: Annotated[tuple[Lease, ...], Field(max_length=SLICES_MAX)]
+    retry_seconds: Seconds
+    reason: Text
+
+
+# rollouts: /echo2/rollouts/1
+
+
+class RolloutRecord(Record):
+    """One sample: tokens drawn (the terminal one included), log softmax(logits / T) of each, why it ended."""
+
+    sample: Annotated[int, Field(ge=0, lt=SAMPLES_MAX)]
+    tokens: TokenBytes
+    logprobs: TokenBytes
+    finish: Literal["stop", "length"]
+
+
+class Slice(Record):
+    """All samples of one lease, in order."""
+
+    lease_id: LeaseId
+    manifest_hash: Digest
+    rollouts: Annotated[tuple[RolloutRecord, ...], Field(min_length=1, max_length=SAMPLES_MAX)]
+
+
+class SubmitRequest(Message):
+    """Finished slices. Sending again is safe: (run, lease, sample) is unique."""
+
+    TYPE = "submit"
+    BYTES_MAX = 16 * MIB
+    run: Name
+    slices: Annotated[tuple[Slice, ...], Field(min_length=1, max_length=SLICES_MAX)]
+
+
+class SliceAck(Record):
+    """This slice is durable here (whatever its state becomes), so the node may forget it."""
+
+    lease_id: LeaseId
+    state: Name
+    reason: Text
+
+
+class SubmitReply(Message):
+    """One acknowledgement a slice, in the order sent."""
+
+    TYPE = "submit-reply"
+    acks: Annotated[tuple[SliceAck, ...], Field(max_length=SLICES_MAX)]
+
+
+# receipts: /echo2/receipts/1
+
+
+class Receipt(Record):
+    """The terminal state of one rollout. `sequence` rises by one per node."""
+
+    sequence: Count
+    lease_id: LeaseId
+    sample: Annotated[int, Field(ge=0, lt=SAMPLES_MAX)]
+    state: Literal["consumed", "stale", "withdrawn", "rejected", "duplicate", "evaluated"]
+    reason: Text
+    reward: Annotated[float, Field(ge=-1e9, le=1e9)] | None
+
+
+class ReceiptBatch(Record):
+    """Signed by the coordinator (label `receipts`); a node keeps the bytes and can verify them offline."""
+
+    run: Name
+    peer: PeerId
+    receipts: Annotated[tuple[Receipt, ...], Field(max_length=512)]
+
+
+class ReceiptsRequest(Message):
+    """A node asks for its receipts after `after_sequence` (0 = from the first)."""
+
+    TYPE = "receipts-request"
+    run: Name
+    after_sequence: Count
+
+
+class ReceiptsReply(Message):
+    """Up to 512 receipts in order; `more` when there are others behind them."""
+
+    TYPE = "receipts-reply"
+    BYTES_MAX = MIB
+    batch: Signed
+    more: bool
+
+
+# learner: /echo2/admitted/1, /echo2/report/1, /echo2/publish/1
+
+
+class AdmittedRequest(Message):
+    """The learner asks for admitted, not yet finished rollouts after `after_sequence`, waiting up to `wait_seconds`.
+
+    After a restart it asks from 0 and leaves out what its checkpoint already consumed.
+    """
+
+    TYPE = "admitted-request"
+    run: Name
+    after_sequence: Count
+    rollouts_max: Annotated[int, Field(ge=1, le=4096)]
+    wait_seconds: Seconds
+
+
+class AdmittedRollout(Record):
+    """A checked and scored rollout: tau = (prompt, response, reward, version, metadata)."""
+
+    sequence: Count
+    lease_id: LeaseId
+    ordinal: Count
+    sample: Annotated[int, Field(ge=0, lt=SAMPLES_MAX)]
+    peer: PeerId
+    version: Count
+    prompt_tokens: TokenBytes
+    tokens: TokenBytes
+    logprobs: TokenBytes
+    finish: Literal["stop", "length"]
+    temperature: Annotated[float, Field(gt=0, le=100)]
+    reward: Annotated[float, Field(ge=-1e9, le=1e9)]
+
+
+class RolloutKey(Record):
+    """Names one rollout of a run for good."""
+
+    lease_id: LeaseId
+    sample: Annotated[int, Field(ge=0, lt=SAMPLES_MAX)]
+
+
+class AdmittedReply(Message):
+    """Rollouts in order of sequence, and those to withdraw unless already consumed (their node was suspended)."""
+
+    TYPE = "admitted-reply"
+    BYTES_MAX = 32 * MIB
+    run_state: Name
+    rollouts: Annotated[tuple[AdmittedRollout, ...], Field(max_length=4096)]
+    withdraw: Annotated[tuple[RolloutKey, ...], Field(max_length=4096)]
+
+
+class Finished(Record):
+    """The learner's word on one rollout's terminal state. `step` is the training step that decided it."""
+
+    lease_id: LeaseId
+    sample: Annotated[int, Field(ge=0, lt=SAMPLES_MAX)]
+    state: Literal["consumed", "stale", "withdrawn"]
+    step: Count
+    reason: Text
+
+
+class StepMetrics(Record):
+    """What one training step was. Step t turns version t into t + 1; `staleness` is t - oldest version in the batch."""
+
+    step: Count
+    rollouts: Count
+    groups: Count
+    groups_without_spread: Count
+    staleness: Count
+    staleness_mean: Annotated[float, Field(ge=0)]
+    reward_mean: float
+    loss: float
+    ratio_mean: float
+    clip_share: Annotated[float, Field(ge=0, le=1)]
+    kl_sampler_learner: float
+    entropy: float
+    response_tokens_mean: Annotated[float, Field(ge=0)]
+    gradient_norm: float
+    train_seconds: Seconds
+    idle_seconds: Seconds
+
+
+class LearnerReport(Message):
+    """Consumption is reported only once a checkpoint that covers it is durable; drops are reported at once."""
+
+    TYPE = "learner-report"
+    BYTES_MAX = 8 * MIB
+    run: Name
+    epoch: Count
+    version: Count
+    finished: Annotated[tuple[Finished, ...], Field(max_length=65_536)]
+    steps: Annotated[tuple[StepMetrics, ...], Field(max_length=1024)]
+    status: Text
+
+
+class PublishRequest(Message):
+    """A new snapshot. Sent only when the checkpoint it came from is durable."""
+
+    TYPE = "publish"
+    BYTES_MAX = 16 * MIB
+    manifest: Signed
+
+
+class PublishReply(Message):
+    """The plan the coordinator made for it."""
+
+    TYPE = "publish-reply"
+    BYTES_MAX = 16 * MIB
+    plan: Signed

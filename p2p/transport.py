@@ -1,0 +1,75 @@
+"""The seam between our protocols and the network: byte streams between authenticated peers.
+
+Two implementations under one contract suite (`tests/contract/test_transport.py`): `libp2p_transport` on real sockets and
+`memory` with seeded delay, loss and rate, which lets the whole system run under a virtual clock. Everything above this
+line (frames, requests, broadcast, services) is the same code in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Literal, Protocol
+
+from .messages import PeerAddress
+
+ProtocolName = Literal[
+    "hello",
+    "heartbeat",
+    "manifest",
+    "chunks",
+    "leases",
+    "rollouts",
+    "receipts",
+    "admitted",
+    "report",
+    "publish",
+]
+"""`/echo2/<name>/1` on the wire."""
+
+
+class Stream(Protocol):
+    """One reliable, ordered, two-way byte stream to `peer`, whose key the transport has proved.
+
+    Every method raises `Unreachable` when the connection is gone. Cancelling any of them is safe: the stream may be
+    unusable afterwards, the connection and its other streams are not.
+    """
+
+    @property
+    def peer(self) -> str:
+        """Authenticated peer id of the other end."""
+
+    async def send_all(self, data: bytes) -> None:
+        """Send everything, waiting for room."""
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        """1 to max_bytes bytes; b"" only at the end of the stream (which may also be a peer that died)."""
+
+    async def close_write(self) -> None:
+        """No more bytes from here; the other direction stays open."""
+
+    async def reset(self) -> None:
+        """Abandon both directions at once. Never raises, never blocks long; safe to call twice."""
+
+
+StreamHandler = Callable[[Stream], Awaitable[None]]
+
+
+class Transport(Protocol):
+    """A process's presence on the network, already listening. Made and closed by an async context manager."""
+
+    @property
+    def peer_id(self) -> str:
+        """Our own peer id."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses we listen on, as others may dial them (multiaddrs without the /p2p part)."""
+
+    def set_handler(self, protocol: ProtocolName, handler: StreamHandler) -> None:
+        """Serve inbound streams of `protocol`. An exception in the handler costs that stream, never the host."""
+
+    async def open(self, peer: PeerAddress, protocol: ProtocolName) -> Stream:
+        """A new stream to `peer`, dialling if needed. Raises `Unreachable`; bounded by the transport's dial time-out."""
+
+    async def disconnect(self, peer: str) -> None:
+        """Close every connection to `peer`. Never raises."""

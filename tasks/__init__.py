@@ -1,0 +1,1 @@
+"""What is learned: prompts, rewards, and the scorer process that runs every reward."""
