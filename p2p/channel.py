@@ -119,9 +119,7 @@ async def request(
             await channel.close()
             done = True
             return answer
-        except (
-            Truncated
-        ) as error:  # a peer that died mid-reply is the network's fault: the request may be repeated
+        except Truncated as error:  # a peer that died mid-reply is the network's fault: the request may be repeated
             raise Unreachable(str(error)) from error
         finally:
             if not done:
@@ -137,9 +135,7 @@ Complaint = Callable[[str, ProtocolError], None]
 """Told of each peer that broke the protocol, for counting."""
 
 
-def answering(
-    kind: type[Q], answer: Answer[Q], complain: Complaint, *, wait_seconds: float = 0.0
-) -> StreamHandler:
+def answering(kind: type[Q], answer: Answer[Q], complain: Complaint, *, wait_seconds: float = 0.0) -> StreamHandler:
     """A stream handler that reads one `kind`, calls `answer` and sends what it returns, or a Refusal.
 
     `wait_seconds` is the longest that `answer` may hold the reply by its own rules.
@@ -155,9 +151,7 @@ def answering(
                 try:
                     reply = await answer(stream.peer, message)
                 except Refused as refusal:
-                    reply = Refusal(
-                        code=refusal.code, detail=refusal.detail[:512], retry_seconds=refusal.retry_seconds
-                    )
+                    reply = Refusal(code=refusal.code, detail=refusal.detail[:512], retry_seconds=refusal.retry_seconds)
                 await channel.send(reply, end=True)
                 await channel.close()
                 done = True

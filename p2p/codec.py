@@ -51,7 +51,7 @@ def encode_frame(message: Message) -> bytes:
 
 def check_length(length: int, expected: Iterable[type[Message]]) -> None:
     """Raise FrameTooLarge if no expected type (a Refusal may always come) can be this long. Before allocation."""
-    bound = max(kind.BYTES_MAX for kind in (*expected, Refusal))
+    bound = max([Refusal.BYTES_MAX, *(kind.BYTES_MAX for kind in expected)])
     if length > bound:
         raise FrameTooLarge(f"frame of {length} bytes announced, at most {bound} expected")
 
@@ -64,7 +64,7 @@ def decode_frame(body: bytes, *expected: type[M]) -> M | Refusal:
     frame = _unpack(body)
     if set(frame) != {"type", "body"} or not isinstance(frame["body"], dict):
         raise SchemaViolation("a frame is a map of `type` and `body`")
-    kinds: dict[str, type[Any]] = {kind.TYPE: kind for kind in (*expected, Refusal)}
+    kinds: dict[str, type[Any]] = {Refusal.TYPE: Refusal} | {kind.TYPE: kind for kind in expected}
     kind = kinds.get(frame["type"]) if isinstance(frame["type"], str) else None
     if kind is None:
         name = repr(frame["type"])[:40]

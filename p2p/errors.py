@@ -19,11 +19,11 @@ class ConfigurationError(Echo2Error):
     """The person who started this process must change something; the message says what."""
 
 
-class Unreachable(Echo2Error):  # noqa: N818 -- reads as what happened, like trio.Cancelled
+class Unreachable(Echo2Error):
     """The network did not deliver: no connection, a stream cut, a time-out. Trying again is right."""
 
 
-class Refused(Echo2Error):  # noqa: N818 -- likewise
+class Refused(Echo2Error):
     """A peer understood the request and said no. `code` is stable; `retry_seconds` is None when it is final."""
 
     def __init__(self, code: str, detail: str, retry_seconds: float | None = None) -> None:

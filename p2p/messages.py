@@ -181,7 +181,7 @@ class Heartbeat(Message):
 
 
 class PoolNotice(Record):
-    """Signed by the coordinator (label `notice`), bound to one node and one heartbeat, so no relay can freeze a node."""
+    """Signed by the coordinator (label `notice`), bound to one node and heartbeat: no relay can freeze a node."""
 
     run: Name
     run_state: Name

@@ -1,7 +1,7 @@
 """The seam between broadcast and a disk: verified chunks in, whole verified snapshots out.
 
 `disk_store.DiskStore` is the real one (its work runs in threads), `memory.MemoryStore` the fake; one contract suite
-(`tests/contract/test_store.py`). A store holds only bytes that hash to what a manifest names, so whatever it returns may be
+(`tests/contract/test_store.py`). It holds only bytes that hash to what a manifest names, so whatever it returns may be
 forwarded, and a partial or failed snapshot can never be taken for a whole one.
 """
 

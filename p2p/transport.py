@@ -1,6 +1,6 @@
 """The seam between our protocols and the network: byte streams between authenticated peers.
 
-Two implementations under one contract suite (`tests/contract/test_transport.py`): `libp2p_transport` on real sockets and
+Two implementations under one suite (`tests/contract/test_transport.py`): `libp2p_transport` on real sockets, and
 `memory` with seeded delay, loss and rate, which lets the whole system run under a virtual clock. Everything above this
 line (frames, requests, broadcast, services) is the same code in both.
 """
@@ -69,7 +69,7 @@ class Transport(Protocol):
         """Serve inbound streams of `protocol`. An exception in the handler costs that stream, never the host."""
 
     async def open(self, peer: PeerAddress, protocol: ProtocolName) -> Stream:
-        """A new stream to `peer`, dialling if needed. Raises `Unreachable`; bounded by the transport's dial time-out."""
+        """A new stream to `peer`, dialling if needed. Raises `Unreachable`; bounded by the dial time-out."""
 
     async def disconnect(self, peer: str) -> None:
         """Close every connection to `peer`. Never raises."""
