@@ -26,6 +26,7 @@ DISK_GIB_MIN = 4
 
 
 def main() -> int:
+    """Bring .venv in line with the project; 0 when it is, 2 when something must be installed by hand."""
     extras = sorted(set((sys.argv[1] if len(sys.argv) > 1 else "coordinator,learner,node").split(",")))
     wanted = _fingerprint()
     installed = STAMP.read_text().split() if STAMP.exists() else []
@@ -48,7 +49,9 @@ def main() -> int:
     torch = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     if "learner" in extras:
         _run(f"installing {torch}", [*pip, torch])
-    note = " (llama.cpp and fastecdsa are compiled: about 4 minutes on 2 cores the first time)" if "node" in extras else ""
+    note = (
+        " (llama.cpp and fastecdsa are compiled: about 4 minutes on 2 cores the first time)" if "node" in extras else ""
+    )
     _run(f"installing echo2[{','.join(extras)}]{note}", [*pip, "--editable", f"{ROOT}[{','.join(extras)}]"])
     STAMP.write_text(" ".join([wanted, *extras]))
     return 0
@@ -63,7 +66,9 @@ def _missing() -> list[str]:
     """What a person must install first, each with the Debian package that has it."""
     missing = []
     if sys.version_info < PYTHON_MIN:
-        missing.append(f"Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer (this is {sys.version.split()[0]}); set PYTHON=")
+        missing.append(
+            f"Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer (this is {sys.version.split()[0]}); set PYTHON="
+        )
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         missing.append("a C compiler (Debian: apt-get install gcc g++ make)")
@@ -76,8 +81,8 @@ def _missing() -> list[str]:
         if not _compiles(compiler, "gmp.h", include):
             missing.append("the headers of GMP, for fastecdsa, which libp2p needs (Debian: apt-get install libgmp-dev)")
     try:
-        import venv  # noqa: F401, PLC0415 -- Debian ships it apart
-        import ensurepip  # noqa: F401, PLC0415
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401 -- Debian ships it apart
     except ImportError:
         missing.append("the venv module (Debian: apt-get install python3-venv)")
     free = shutil.disk_usage(ROOT).free / 2**30

@@ -44,7 +44,9 @@ def test_names_that_would_shadow_others_do_not_exist():
 def test_the_four_commands_are_installed():
     """Each console script resolves to a callable."""
     scripts = {
-        entry.name: entry for entry in importlib.metadata.entry_points(group="console_scripts") if "echo2" in entry.value
+        entry.name: entry
+        for entry in importlib.metadata.entry_points(group="console_scripts")
+        if "echo2" in entry.value
     }
     assert set(scripts) == {"echo2", "echo2-coordinator", "echo2-learner", "echo2-node"}
     assert all(callable(entry.load()) for entry in scripts.values())
