@@ -5,6 +5,7 @@
 | ProtocolError    | the other peer's   | count it against the peer, drop the stream, carry on   |
 | Refused          | ours, says a peer  | do what `code` asks; do not repeat the same request    |
 | Unreachable      | the network's      | back off and try again                                 |
+| StorageFailed    | this machine's     | keep what there is, say so in status, wait, try again  |
 | ConfigurationError | the user's       | print the message, exit 2, no traceback                |
 """
 
@@ -31,6 +32,14 @@ class Refused(Echo2Error):
         self.code = code
         self.detail = detail
         self.retry_seconds = retry_seconds
+
+
+class StorageFailed(Echo2Error):
+    """Our own disk would not take or give bytes. Nothing is lost: what was verified before stays and is resumed."""
+
+
+class StorageFull(StorageFailed):
+    """No room for a snapshot; the message says how much is missing and where."""
 
 
 class ProtocolError(Echo2Error):

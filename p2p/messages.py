@@ -296,6 +296,7 @@ class ChunkRequest(Message):
     """Asks a holder for chunks first, first + stride, ... below stop, less those in `have`, each as soon as it has it.
 
     `have` is a bitmap over the request's own sequence of chunks (bit k of byte k // 8 = the k-th of them).
+    `wait_seconds`: how long the holder may wait for a chunk still to come; 0 asks only for what is there now.
     """
 
     TYPE = "chunk-request"
@@ -307,6 +308,7 @@ class ChunkRequest(Message):
     stop: Count
     stride: Annotated[int, Field(ge=1, le=CHUNKS_MAX)] = 1
     have: Annotated[bytes, Field(max_length=CHUNKS_MAX // 8)] = b""
+    wait_seconds: Seconds = 0.0
 
 
 class Chunk(Message):

@@ -90,7 +90,7 @@ def nothing_acknowledged_lost(trace: Trace) -> list[str]:
     for _peer, _sequence, lease, sample, state in trace.receipts:
         if told.setdefault((lease, sample), state) != state:
             findings.append(f"{(lease, sample)} has receipts for {told[lease, sample]} and for {state}")
-        if state != "evaluated" and trace.ledger.get((lease, sample)) != state:
+        if trace.ledger.get((lease, sample)) != state:
             findings.append(
                 f"{(lease, sample)} has a receipt for {state}, the ledger says {trace.ledger.get((lease, sample))}"
             )

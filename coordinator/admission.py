@@ -1,0 +1,152 @@
+"""Hello: who may take part. Tokens admit nodes once; from then on the key is the admission.
+
+| asks     | is let in when                                                                     |
+|----------|------------------------------------------------------------------------------------|
+| learner  | its key is the one the run's configuration names; it needs no token                |
+| node     | its key was admitted before; or it brings a token that is known, in time, not spent |
+
+A suspended node is let in to read its receipts and why it is suspended; it gets no leases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from ..p2p.errors import Refused
+from ..p2p.messages import WIRE_VERSION, PeerAddress, RunDescriptor, Sampling, Welcome
+from . import schema
+from .pool import NodeEntry
+from .records import add_event
+
+if TYPE_CHECKING:
+    from ..p2p.messages import Hello, Signed
+    from .office import Office
+
+
+class AdmissionDesk:
+    """Answers hello."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    async def hello(self, peer: str, hello: Hello) -> Welcome:
+        """Admit `peer`. Raises Refused."""
+        if WIRE_VERSION not in hello.wire_versions:
+            raise Refused(
+                "wire_version",
+                f"this coordinator speaks wire version {WIRE_VERSION}, {hello.software[:64]} speaks "
+                f"{', '.join(map(str, hello.wire_versions))}; install the echo2 release the coordinator runs",
+            )
+        state = self._learner(peer, hello) if hello.role == "learner" else self._node(peer, hello)
+        office = self._office
+        return Welcome(
+            wire_version=WIRE_VERSION,
+            node_state=state,
+            coordinator_time_seconds=office.wall(),
+            heartbeat_seconds=office.config.heartbeat_seconds,
+            descriptor=self.descriptor(),
+        )
+
+    def descriptor(self) -> Signed:
+        """The run, signed, with the learner's present addresses."""
+        office = self._office
+        run, card = office.config.run, office.prompts.text.card
+        return office.identity.sign(
+            "run",
+            RunDescriptor(
+                run=run.name,
+                task=run.task,
+                model=card.name,
+                tokenizer_sha256=bytes.fromhex(card.tokenizer_sha256),
+                vocabulary_size=card.vocabulary_size,
+                context_tokens=card.context_tokens,
+                learner=PeerAddress(peer=run.learner, addresses=office.run.learner_addresses),
+                staleness_max=run.S,
+                publish_period=run.kappa,
+                rollouts_per_step=run.R,
+                group_size=run.n,
+                steps=run.steps,
+                sampling=train_sampling(office),
+            ),
+        )
+
+    def _learner(self, peer: str, hello: Hello) -> str:
+        office = self._office
+        office.known_learner(peer, office.run.name)
+        self._record(peer, hello, known=True)
+        office.run.learner_addresses = hello.addresses
+        if office.run.current is not None:
+            office.run.current.plan = None  # its root may have moved
+        return "active"
+
+    def _node(self, peer: str, hello: Hello) -> str:
+        office = self._office
+        if peer == office.config.run.learner:
+            raise Refused("not_a_node", "this key is the run's learner; a node needs a key of its own")
+        node = office.pool.nodes.get(peer)
+        self._record(peer, hello, known=node is not None)
+        if node is None:
+            node = office.pool.nodes[peer] = NodeEntry(peer, hello.name, hello.software, hello.addresses)
+        if node.addresses != hello.addresses and office.run.current is not None:
+            office.run.current.plan = None
+        node.name, node.software, node.addresses = hello.name, hello.software, hello.addresses
+        node.seen_at = office.clock()
+        return node.state
+
+    def _record(self, peer: str, hello: Hello, *, known: bool) -> None:
+        wall = self._office.wall()
+        table = schema.nodes
+        values = {
+            "role": hello.role,
+            "name": hello.name,
+            "software": hello.software,
+            "addresses": json.dumps(hello.addresses),
+            "last_hello": wall,
+        }
+        with self._office.ledger.transaction() as connection:
+            if not known:
+                _spend(connection, hello.token, wall)
+                add_event(connection, wall=wall, actor=peer, action="node admitted", subject=peer, reason=hello.name)
+            updated = connection.execute(sa.update(table).where(table.c.peer == peer).values(values))
+            if not updated.rowcount:
+                connection.execute(
+                    sa.insert(table).values(peer=peer, state="active", reason="", first_hello=wall, **values)
+                )
+
+
+def train_sampling(office: Office) -> Sampling:
+    """How training rollouts are drawn."""
+    run = office.config.run
+    return Sampling(
+        temperature=run.temperature,
+        top_k=run.top_k,
+        top_p=run.top_p,
+        min_p=run.min_p,
+        tokens_max=run.tokens_max,
+        stop_ids=office.prompts.text.card.stop_ids,
+    )
+
+
+def _spend(connection: sa.Connection, token: str, wall: float) -> None:
+    """Use the token once, by the coordinator's time. Raises Refused."""
+    if not token:
+        raise Refused("token_missing", "a new node joins with a token; ask the operator for a join string")
+    table = schema.tokens
+    row = connection.execute(sa.select(table).where(table.c.hash == _hash(token))).first()
+    if row is None:
+        raise Refused("token_unknown", "this coordinator made no such token; ask the operator for a join string")
+    if row.expires is not None and wall >= row.expires:
+        raise Refused("token_expired", "the join token has expired; ask the operator for a new join string")
+    spent = connection.execute(
+        sa.update(table).where(table.c.hash == row.hash, table.c.used < table.c.quota).values(used=table.c.used + 1)
+    )
+    if not spent.rowcount:
+        raise Refused("token_spent", "the join token is used up; ask the operator for a new join string")
+
+
+def _hash(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

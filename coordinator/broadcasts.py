@@ -1,0 +1,57 @@
+"""Plans and tickets for the newest snapshot: who sends what to whom, signed (DESIGN section 8)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..p2p.errors import Refused
+from ..p2p.messages import ManifestReply, PeerAddress, Ticket
+from ..p2p.plan import build_plan
+
+if TYPE_CHECKING:
+    from ..p2p.messages import ManifestRequest, Signed
+    from .office import Office
+    from .run_book import Published
+
+
+class BroadcastDesk:
+    """Answers nodes that ask for a snapshot."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    async def manifest(self, peer: str, request: ManifestRequest) -> ManifestReply:
+        """The manifest, the plan as it is now with the asker in it, and its ticket. Raises Refused."""
+        office = self._office
+        node = office.known_node(peer, request.run)
+        if node.state == "suspended":
+            raise Refused("suspended", f"suspended: {node.state_reason}"[:512], office.config.heartbeat_seconds)
+        current = office.run.current
+        if current is None:
+            raise Refused("no_snapshot", "no snapshot published yet", office.config.heartbeat_seconds)
+        if request.manifest_hash != current.manifest_hash:
+            raise Refused("superseded", f"version {current.manifest.version} is the newest; ask for that", 0.0)
+        if peer not in current.roster:
+            current.plan = None  # made anew, to hold the late joiner
+        ticket = Ticket(run=office.run.name, manifest_hash=current.manifest_hash, peer=peer)
+        return ManifestReply(
+            manifest=current.signed,
+            plan=self.plan(current),
+            ticket=office.identity.sign("ticket", ticket),
+        )
+
+    def plan(self, published: Published) -> Signed:
+        """The signed plan over the live active nodes; kept until the roster or an address changes."""
+        office = self._office
+        if published.plan is None:
+            nodes = sorted(office.pool.live(office.clock()), key=lambda node: node.peer)
+            plan = build_plan(
+                office.config.run.broadcast,
+                manifest=published.manifest,
+                manifest_hash=published.manifest_hash,
+                root=PeerAddress(peer=office.config.run.learner, addresses=office.run.learner_addresses),
+                nodes=[PeerAddress(peer=node.peer, addresses=node.addresses) for node in nodes],
+            )
+            published.plan = office.identity.sign("plan", plan)
+            published.roster = frozenset(node.peer for node in nodes)
+        return published.plan

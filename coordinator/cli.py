@@ -1,0 +1,113 @@
+"""The `echo2` command: `echo2 demo` shows the whole system on one machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from ..p2p.daemon import run_cli
+from ..p2p.errors import ConfigurationError
+from .demo import run_demo
+from .demo_options import PRESETS, DemoOptions, Places
+from .demo_screen import plain_line, render
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .demo_screen import ScreenState
+
+PLAIN_SECONDS = 5.0
+"""Without a terminal: a line at least so often, and at each new step or phase."""
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def echo2() -> None:
+    """Reinforcement-learning post-training with rollouts from volunteers' machines."""
+
+
+@app.command()
+def demo(
+    model: Annotated[str, typer.Option(help="tiny (about 2 minutes) or smollm2 (needs the extra 'smollm2')")] = "tiny",
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="nodes, each a process of its own")] = 4,
+    steps: Annotated[int | None, typer.Option(min=1, help="training steps  [default: 100, smollm2: 10]")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="orders the prompts and the minibatches")] = 0,
+    lr: Annotated[float | None, typer.Option(min=0.0, help="learning rate  [default: 2e-4, smollm2: 5e-6]")] = None,
+    staleness: Annotated[int | None, typer.Option("--S", min=0, help="staleness budget  [default: 3]")] = None,
+    kappa: Annotated[int | None, typer.Option("--kappa", min=1, help="steps between snapshots  [default: 2]")] = None,
+    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("demo-out"),
+    json_only: Annotated[
+        bool, typer.Option("--json", help="no screen: lines on stderr, the summary on stdout")
+    ] = False,
+) -> None:
+    """Train a model with a coordinator, a learner and N nodes on this machine, and show it live.
+
+    The last line on stdout is one JSON object with the numbers. Exit code 1 when the run did not finish or when the
+    rollout counts of nodes, coordinator and learner do not agree.
+    """
+    preset = PRESETS.get(model)
+    if preset is None:
+        raise ConfigurationError(f"there is no demo of {model!r}; choose one of {', '.join(PRESETS)}")
+    S = preset.S if staleness is None else staleness  # noqa: N806 - the paper's name
+    options = DemoOptions(
+        model=model,
+        preset=preset,
+        nodes=nodes,
+        steps=steps or preset.steps,
+        S=S,
+        kappa=kappa or (preset.kappa if staleness is None else max(1, S - 1)),
+        learning_rate=preset.learning_rate if lr is None else lr,
+        seed=seed,
+        out=out,
+        screen=not json_only and sys.stdout.isatty(),
+    )
+    if options.kappa > options.S + 1:
+        raise ConfigurationError(f"--kappa {options.kappa} must be at most --S + 1 = {options.S + 1}")
+    with ExitStack() as stack:
+        show, tell = _live(stack) if options.screen else _lines()
+        outcome = run_demo(options, Places(out), show, tell)
+    for line in outcome.words:
+        print(line, file=sys.stderr)
+    if outcome.summary is not None:
+        print(json.dumps(outcome.summary), flush=True)
+    raise typer.Exit(outcome.code)
+
+
+def _live(stack: ExitStack) -> tuple[Callable[[ScreenState], None], Callable[[str], None]]:
+    console = Console()
+    live = stack.enter_context(Live(console=console, auto_refresh=False, transient=False))
+
+    def show(state: ScreenState) -> None:
+        live.update(render(state, width=console.width), refresh=True)
+
+    return show, lambda _event: None  # events are on the screen
+
+
+def _lines() -> tuple[Callable[[ScreenState], None], Callable[[str], None]]:
+    shown: list[tuple[int, str, str, float]] = []
+
+    def show(state: ScreenState) -> None:
+        last = shown[-1] if shown else None
+        new = last is None or (state.step, state.phase, state.waiting_for) != last[:3]
+        if new or state.seconds - last[3] >= PLAIN_SECONDS:  # type: ignore[index]  # new when there is no last
+            shown[:] = [(state.step, state.phase, state.waiting_for, state.seconds)]
+            print(plain_line(state), file=sys.stderr, flush=True)
+
+    return show, lambda event: print(event, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Entry point of the `echo2` command."""
+    run_cli(app)
+
+
+if __name__ == "__main__":
+    main()

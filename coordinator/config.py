@@ -1,0 +1,127 @@
+"""What an operator sets: one frozen record, read from `coordinator.toml`.
+
+Names follow DESIGN section 2 (S, kappa, R, n). Paths are taken from the file's own folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..p2p.messages import SAMPLES_MAX, TOKENS_MAX, Name, PeerId
+from ..p2p.settings import Multiaddr, Port, Settings, SettingsPath, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+IDENTITY_FILE = "identity.key"
+LEDGER_FILE = "ledger.sqlite3"
+OPERATOR_TOKEN_FILE = "operator-token.sha256"  # noqa: S105 - the name of a file that holds only a hash
+
+TOKEN_USES_MAX = 10_000
+TOKEN_HOURS_MAX = 24 * 366.0
+"""A join token for a whole pool for a year; more is a mistake."""
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class RestConfig(Settings):
+    """Where the REST interface listens. Off loopback, every request needs the operator's token."""
+
+    host: Annotated[str, Field(min_length=1, description="an IP address or name to listen on")] = "127.0.0.1"
+    port: Port = 8080
+
+    @property
+    def loopback(self) -> bool:
+        """True when only processes of this machine can connect."""
+        return self.host in LOOPBACK_HOSTS
+
+
+class RunConfig(Settings):
+    """One training job (DESIGN section 2). `learner` is the only peer whose snapshots are obeyed."""
+
+    name: Annotated[Name, Field(description="letters, digits, '.', '_' and '-'")]
+    task: Annotated[Name, Field(description="a task of the catalogue, for example arithmetic")]
+    model_dir: Annotated[SettingsPath, Field(description="the folder that `echo2-learner prepare` made")]
+    learner: Annotated[PeerId, Field(description="the peer id that `echo2-learner identity` prints")]
+    steps: Annotated[int, Field(ge=1, le=10_000_000, description="training steps of the whole run")]
+    seed: Annotated[int, Field(ge=0, le=2**53, description="orders the prompts")] = 0
+
+    S: Annotated[int, Field(ge=0, le=1000, description="staleness budget in steps; 0 = synchronous")] = 3
+    kappa: Annotated[int, Field(ge=1, le=1000, description="steps between snapshots; 1 to S + 1, S - 1 unless set")] = 2
+    R: Annotated[int, Field(ge=1, le=1_000_000, description="rollouts per training step, a multiple of n")] = 256
+    n: Annotated[int, Field(ge=1, le=SAMPLES_MAX, description="rollouts per prompt")] = 8
+
+    tokens_max: Annotated[int, Field(ge=1, le=TOKENS_MAX, description="longest response in tokens")] = 512
+    temperature: Annotated[float, Field(gt=0, le=100, description="above 0")] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=1_000_000, description="0 = off")] = 0
+    top_p: Annotated[float, Field(gt=0, le=1, description="1.0 = off")] = 1.0
+    min_p: Annotated[float, Field(ge=0, lt=1, description="0.0 = off")] = 0.0
+
+    slice_samples_max: Annotated[
+        int, Field(ge=1, le=SAMPLES_MAX, description="most samples in one lease; whole groups cap the pool near R / n")
+    ] = 2
+    lease_seconds: Annotated[
+        float, Field(gt=0, le=86_400, description="time a node has for a lease before the slice is given to another")
+    ] = 60.0
+    broadcast: Annotated[Literal["auto", "star", "chain"], Field(description="how snapshots reach the nodes")] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_kappa(cls, values: object) -> object:
+        if isinstance(values, dict) and "kappa" not in values:
+            budget = values.get("S", 3)
+            values = values | {"kappa": max(1, budget - 1) if isinstance(budget, int) else 1}
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.R % self.n:
+            raise ValueError(f"run.R = {self.R} must be a multiple of run.n = {self.n}: a step is made of whole groups")
+        if self.kappa > self.S + 1:
+            raise ValueError(
+                f"run.kappa = {self.kappa} must be at most S + 1 = {self.S + 1}: "
+                "a snapshot is up to kappa - 1 steps old before the next one comes"
+            )
+        return self
+
+    @property
+    def slice_samples(self) -> int:
+        """Samples of a full slice: never more than a group has."""
+        return min(self.slice_samples_max, self.n)
+
+
+class CoordinatorConfig(Settings):
+    """Everything the coordinator is told by its operator."""
+
+    state_dir: Annotated[SettingsPath, Field(description="folder for key, ledger, lock and status")] = Path("state")
+    listen: Annotated[tuple[Multiaddr, ...], Field(min_length=1, max_length=16)] = ("/ip4/0.0.0.0/tcp/4001",)
+    announce: Annotated[tuple[Multiaddr, ...], Field(max_length=16)] = ()
+    heartbeat_seconds: Annotated[float, Field(gt=0, le=3600, description="a node is dead after three missed ones")] = (
+        10.0
+    )
+    score_seconds_max: Annotated[float, Field(gt=0, le=60, description="one reward's time; then it is 0")] = 2.0
+    rest: RestConfig = RestConfig()
+    run: RunConfig
+
+    @property
+    def identity_path(self) -> Path:
+        """The coordinator's key: its peer id is pinned in every join string."""
+        return self.state_dir / IDENTITY_FILE
+
+    @property
+    def ledger_path(self) -> Path:
+        """The SQLite file that records every rollout, node, token and decision."""
+        return self.state_dir / LEDGER_FILE
+
+    @property
+    def operator_token_path(self) -> Path:
+        """SHA-256 of the operator's token, hexadecimal."""
+        return self.state_dir / OPERATOR_TOKEN_FILE
+
+
+def load_config(path: Path, *, overrides: Mapping[str, object] | None = None) -> CoordinatorConfig:
+    """Read `coordinator.toml`. Raises ConfigurationError."""
+    return load_settings(path, CoordinatorConfig, overrides=overrides)

@@ -1,0 +1,239 @@
+"""Rollouts in, receipts out. What is acknowledged is durable; what is resent is acknowledged again and counted once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..p2p.errors import Refused
+from ..p2p.messages import ReceiptBatch, ReceiptsReply, SliceAck, SubmitReply
+from . import records
+from .intake import ITEM_BYTES, Rejection, SliceRules, check_owner, check_slice
+from .leases import LeaseEntry, LeaseState
+from .records import RolloutEntry
+from .run_book import ENDED
+from .slots import Span
+
+if TYPE_CHECKING:
+    from ..p2p.messages import ReceiptsRequest, RolloutRecord, Slice, SubmitRequest
+    from .leases import Outcome
+    from .office import Office
+    from .pool import NodeEntry
+    from .run_book import Changes
+
+RECEIPTS_MAX = 512
+"""As `ReceiptBatch` bounds it."""
+
+SUSPENDED_RETRY_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """What one slice of a request does to its lease, once it is durable."""
+
+    lease: LeaseEntry
+    accepted: list[int]
+    rejection: Rejection | None
+
+
+class IntakeDesk:
+    """Answers submissions and asks for receipts."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    async def submit(self, peer: str, request: SubmitRequest) -> SubmitReply:
+        """One acknowledgement a slice. Raises Refused, and then nothing of the request was kept."""
+        office = self._office
+        node = office.known_node(peer, request.run)
+        if node.state == "suspended":
+            raise Refused("suspended", f"suspended: {node.state_reason}"[:512], SUSPENDED_RETRY_SECONDS)
+        changes = office.changes()
+        deliveries: dict[bytes, _Delivery] = {}
+        taken: set[tuple[str, int, int]] = set()
+        acks: dict[int, SliceAck] = {}
+        for number, received in enumerate(request.slices):
+            if received.lease_id not in deliveries:
+                ack = self._receive(node, received, changes, deliveries, taken)
+                if ack is not None:
+                    acks[number] = ack
+        if changes:
+            with office.ledger.transaction() as connection:
+                changes.write(connection, wall=office.wall())
+            changes.apply()
+            self._apply(node, deliveries)
+        summary = _summaries(changes)
+        return SubmitReply(
+            acks=tuple(
+                acks[number] if number in acks else summary[received.lease_id]
+                for number, received in enumerate(request.slices)
+            )
+        )
+
+    async def receipts(self, peer: str, request: ReceiptsRequest) -> ReceiptsReply:
+        """The node's receipts behind those it has, signed. Raises Refused."""
+        office = self._office
+        office.known_node(peer, request.run)
+        with office.ledger.reading() as connection:
+            found = records.receipts_after(connection, request.run, peer, request.after_sequence, RECEIPTS_MAX + 1)
+        batch = ReceiptBatch(run=request.run, peer=peer, receipts=tuple(found[:RECEIPTS_MAX]))
+        return ReceiptsReply(batch=office.identity.sign("receipts", batch), more=len(found) > RECEIPTS_MAX)
+
+    def _receive(
+        self,
+        node: NodeEntry,
+        received: Slice,
+        changes: Changes,
+        deliveries: dict[bytes, _Delivery],
+        taken: set[tuple[str, int, int]],
+    ) -> SliceAck | None:
+        """Decide about one slice. An acknowledgement at once when nothing is recorded for it; else None."""
+        run = self._office.run
+        lease = run.leases.leases.get(received.lease_id) or self._forgotten(received.lease_id)
+        rejection = check_owner(lease.peer if lease is not None else None, node.peer)
+        if lease is None or rejection is not None:
+            node.last_reason = str(rejection)
+            self._office.tally.refused["rejected: lease"] += len(received.rollouts)
+            return SliceAck(lease_id=received.lease_id, state="rejected", reason=str(rejection)[:512])
+        if lease.state is LeaseState.RETURNED:
+            return self._again(received.lease_id)
+        outcomes = self._judge(lease, taken)
+        accepted = [sample for sample, outcome in outcomes.items() if outcome == "accept"]
+        if accepted:
+            rejection = check_slice(received, self._rules(lease))
+        deliveries[received.lease_id] = _Delivery(lease, [] if rejection else accepted, rejection)
+        contents = {rollout.sample: rollout for rollout in received.rollouts} if not rejection else {}
+        for sample, outcome in outcomes.items():
+            self._arrive(changes, lease, sample, outcome, contents.get(sample), rejection)
+            if outcome == "accept" and not rejection:
+                taken.add((lease.kind, lease.span.ordinal, sample))
+        return None
+
+    def _judge(self, lease: LeaseEntry, taken: set[tuple[str, int, int]]) -> dict[int, Outcome]:
+        run = self._office.run
+        if run.state in ENDED:
+            return dict.fromkeys(lease.span.samples, "late")
+        outcomes = run.leases.judge(lease)
+        for sample, outcome in outcomes.items():
+            if outcome == "accept" and (lease.kind, lease.span.ordinal, sample) in taken:
+                outcomes[sample] = "duplicate"
+        return outcomes
+
+    def _arrive(
+        self,
+        changes: Changes,
+        lease: LeaseEntry,
+        sample: int,
+        outcome: Outcome,
+        content: RolloutRecord | None,
+        rejection: Rejection | None,
+    ) -> None:
+        entry = RolloutEntry(
+            id=0,
+            lease_id=lease.lease_id,
+            sample=sample,
+            peer=lease.peer,
+            kind=lease.kind,
+            ordinal=lease.span.ordinal,
+            version=lease.version,
+            state="held",
+            reason="",
+            finish=content.finish if content else "length",
+            tokens=content.tokens if content else b"",
+            logprobs=content.logprobs if content else b"",
+        )
+        if outcome == "duplicate":
+            changes.arrive(entry, "duplicate", "another lease's slice for this sample came first")
+        elif outcome == "late":
+            changes.arrive(entry, "stale", self._late(lease))
+        elif rejection is not None:
+            changes.arrive(entry, "rejected", str(rejection)[:512])
+        else:
+            changes.arrive(entry, "held")
+
+    def _late(self, lease: LeaseEntry) -> str:
+        run = self._office.run
+        if run.state in ENDED:
+            return f"late: the run is {run.state}"
+        if lease.kind == "train" and lease.version < run.leases.learner_version - self._office.config.run.S:
+            return f"late: version {lease.version} when the learner was at {run.leases.learner_version}"
+        return "late: nothing more of its group is wanted"
+
+    def _apply(self, node: NodeEntry, deliveries: dict[bytes, _Delivery]) -> None:
+        """The slices are durable: slots, rates and bells follow."""
+        office, now = self._office, self._office.clock()
+        book = office.run.leases
+        for delivery in deliveries.values():
+            if delivery.rejection is not None:
+                book.reject(delivery.lease)
+                node.last_reason = str(delivery.rejection)
+                node.slice_rejected(now)
+                continue
+            if delivery.accepted:
+                node.slice_accepted()
+                node.meter.accept(len(delivery.accepted), now)
+            book.deliver(delivery.lease, delivery.accepted)
+        office.note_holding(node.peer)
+        office.arrivals.ring()
+        office.work.ring()
+
+    def _rules(self, lease: LeaseEntry) -> SliceRules:
+        prompts = self._office.prompts
+        card = prompts.text.card
+        return SliceRules(
+            samples=lease.span.samples,
+            manifest_hash=lease.manifest_hash,
+            prompt_tokens=len(prompts.tokens(lease.kind, lease.span.ordinal)) // ITEM_BYTES,
+            tokens_max=lease.tokens_max,
+            stop_ids=card.stop_ids,
+            vocabulary_size=card.vocabulary_size,
+            context_tokens=card.context_tokens,
+        )
+
+    def _forgotten(self, lease_id: bytes) -> LeaseEntry | None:
+        """A lease that memory let go of, because its group is closed."""
+        office = self._office
+        with office.ledger.reading() as connection:
+            row = records.find_lease(connection, office.run.name, lease_id)
+            if row is None:
+                return None
+            returned = bool(records.states_of_lease(connection, office.run.name, lease_id))
+        return LeaseEntry(
+            lease_id=lease_id,
+            peer=row.peer,
+            kind=row.kind,
+            span=Span(row.ordinal, row.sample_first, row.sample_count),
+            version=row.version,
+            manifest_hash=row.manifest_hash,
+            tokens_max=row.tokens_max,
+            granted_at=0.0,
+            expires_at=0.0,
+            state=LeaseState.RETURNED if returned else LeaseState.EXPIRED,
+        )
+
+    def _again(self, lease_id: bytes) -> SliceAck:
+        """The slice came before: what it became."""
+        office = self._office
+        with office.ledger.reading() as connection:
+            states = records.states_of_lease(connection, office.run.name, lease_id)
+        return _ack(lease_id, states)
+
+
+def _summaries(changes: Changes) -> dict[bytes, SliceAck]:
+    states: dict[bytes, list[tuple[str, str]]] = {}
+    for verdict in changes.arrivals:
+        states.setdefault(verdict.entry.lease_id, []).append((verdict.state, verdict.reason))
+    return {lease_id: _ack(lease_id, found) for lease_id, found in states.items()}
+
+
+def _ack(lease_id: bytes, states: list[tuple[str, str]]) -> SliceAck:
+    """One line for a slice: the state most of its rollouts are in, held before any other; and what the rest became."""
+    names = [state for state, _ in states]
+    state = "held" if "held" in names else max(set(names), key=names.count)
+    others = {name: names.count(name) for name in names if name != state}
+    reasons = [reason for _, reason in states if reason]
+    reason = reasons[0] if reasons else ""
+    if others:
+        counted = ", ".join(f"{count} {name}" for name, count in sorted(others.items()))
+        reason = f"{counted} of {len(names)}: {reason}" if reason else f"{counted} of {len(names)}"
+    return SliceAck(lease_id=lease_id, state=state, reason=reason[:512])

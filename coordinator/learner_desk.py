@@ -1,0 +1,209 @@
+"""The learner's three requests: admitted rollouts out, reports in, snapshots announced."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from ..p2p.errors import ProtocolError, Refused
+from ..p2p.identity import open_signed, payload_hash
+from ..p2p.manifest import check_manifest
+from ..p2p.messages import Ack, AdmittedReply, AdmittedRollout, Manifest, PublishReply, RolloutKey
+from . import schema
+from .admission import train_sampling
+from .office import WAIT_SECONDS_MAX
+from .records import add_event, put_steps
+from .run_book import ENDED, Published
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..p2p.messages import AdmittedRequest, LearnerReport, PublishRequest
+    from .broadcasts import BroadcastDesk
+    from .office import Office
+    from .records import RolloutEntry
+
+log = logging.getLogger(__name__)
+
+REPLY_BYTES_MAX = 24 << 20
+"""Content of one reply, below its frame bound with room for the fields around it."""
+
+ROLLOUT_BYTES = 400
+"""What an admitted rollout costs on the wire beside its arrays, rounded up."""
+
+WITHDRAW_MAX = 4096
+"""As `AdmittedReply` bounds it."""
+
+
+class LearnerDesk:
+    """Answers the run's learner. `settled` is told after whatever may move the run's life on."""
+
+    def __init__(self, office: Office, broadcasts: BroadcastDesk, settled: Callable[[], None]) -> None:
+        self._office = office
+        self._broadcasts = broadcasts
+        self._settled = settled
+
+    async def admitted(self, peer: str, request: AdmittedRequest) -> AdmittedReply:
+        """Admitted rollouts behind `after_sequence`, waiting for the first. Raises Refused."""
+        office = self._office
+        office.known_learner(peer, request.run)
+        run = office.run
+        deadline = office.clock() + min(request.wait_seconds, WAIT_SECONDS_MAX)
+        state = run.state
+        while True:
+            found = self._after(request.after_sequence, request.rollouts_max)
+            news = found or run.state != state or not all(run.withdraw.values())
+            now = office.clock()
+            if news or now >= deadline:
+                break
+            await office.admissions.wait(deadline - now)
+        run.learner_seen_at = office.clock()
+        withdraw = list(run.withdraw)[:WITHDRAW_MAX]
+        for key in withdraw:
+            run.withdraw[key] = True
+        if found:
+            run.delivered_sequence = max(run.delivered_sequence, found[-1].sequence)
+        return AdmittedReply(
+            run_state=run.state,
+            rollouts=tuple(self._rollout(entry) for entry in found),
+            withdraw=tuple(RolloutKey(lease_id=lease_id, sample=sample) for lease_id, sample in withdraw),
+        )
+
+    async def report(self, peer: str, report: LearnerReport) -> Ack:
+        """What became of rollouts, and how steps went. Safe to repeat. Raises Refused."""
+        office = self._office
+        office.known_learner(peer, report.run)
+        run = office.run
+        changes = office.changes()
+        decided: set[tuple[bytes, int]] = set()
+        for finished in report.finished:
+            key = finished.lease_id, finished.sample
+            entry = run.unfinished.get(key)
+            if entry is not None and key not in decided:  # else it has its terminal state: the first one stands
+                decided.add(key)
+                changes.finish(entry, finished.state, finished.reason, step=finished.step)
+        current = report.epoch >= run.learner_epoch  # a report from before the learner's last restart says nothing new
+        with office.ledger.transaction() as connection:
+            changes.write(connection, wall=office.wall())
+            put_steps(connection, run.name, report.epoch, report.steps, wall=office.wall())
+            if current:
+                connection.execute(
+                    sa.update(schema.runs)
+                    .where(schema.runs.c.run == run.name)
+                    .values(learner_epoch=report.epoch, learner_version=report.version, learner_status=report.status)
+                )
+        changes.apply()
+        for metrics in report.steps:
+            run.steps[metrics.step] = metrics
+        if report.steps:
+            run.measure()
+        if current:
+            run.learner_epoch, run.learner_status = report.epoch, report.status
+            run.leases.learner_at(report.version)
+        office.work.ring()
+        self._settled()
+        return Ack(count=len(report.finished))
+
+    async def publish(self, peer: str, request: PublishRequest) -> PublishReply:
+        """Record a new snapshot and plan its broadcast. Safe to repeat. Raises Refused or ProtocolError."""
+        office = self._office
+        run = office.run
+        office.known_learner(peer, run.name)
+        manifest = open_signed(request.manifest, peer, "manifest", Manifest)
+        manifest_hash = payload_hash(request.manifest)
+        known = run.manifests.get(manifest_hash)
+        if known is None:
+            self._check(manifest)
+            known = Published(manifest, request.manifest, manifest_hash, office.clock())
+            self._record(known)
+            run.manifests[manifest_hash] = known
+            run.current = known
+            log.info("version %d published under epoch %d", manifest.version, manifest.epoch)
+            self._settled()
+            office.news.ring()
+            office.work.ring()
+        return PublishReply(plan=self._broadcasts.plan(known))
+
+    def _check(self, manifest: Manifest) -> None:
+        office = self._office
+        try:
+            check_manifest(manifest, publisher=office.config.run.learner, run=office.run.name)
+        except ProtocolError as error:
+            raise Refused("manifest", str(error)) from error
+        current = office.run.current
+        if current is not None and (manifest.epoch, manifest.version) <= current.order:
+            raise Refused(
+                "stale_manifest",
+                f"epoch {manifest.epoch} version {manifest.version} is not above epoch {current.order[0]} "
+                f"version {current.order[1]}, which is published",
+            )
+        if manifest.version > office.config.run.steps:
+            raise Refused("manifest", f"the run ends with version {office.config.run.steps}")
+        if office.run.state in ENDED:
+            raise Refused("run_over", f"the run is {office.run.state}")
+
+    def _record(self, published: Published) -> None:
+        office, manifest = self._office, published.manifest
+        run = office.run
+        begins = run.state == "ready"
+        with office.ledger.transaction() as connection:
+            connection.execute(
+                sa.insert(schema.manifests).values(
+                    run=run.name,
+                    epoch=manifest.epoch,
+                    version=manifest.version,
+                    hash=published.manifest_hash,
+                    payload=published.signed.payload,
+                    signature=published.signed.signature,
+                    published=office.wall(),
+                )
+            )
+            if begins:
+                connection.execute(
+                    sa.update(schema.runs).where(schema.runs.c.run == run.name).values(state="running", reason="")
+                )
+            add_event(
+                connection,
+                wall=office.wall(),
+                actor=manifest.publisher,
+                action="published",
+                subject=f"epoch {manifest.epoch} version {manifest.version}",
+            )
+        if begins:
+            run.state = "running"
+
+    def _after(self, sequence: int, rollouts_max: int) -> list[RolloutEntry]:
+        """Admitted rollouts behind `sequence`, in order, within the bounds of one reply."""
+        run = self._office.run
+        if sequence >= run.next_sequence - 1:
+            return []
+        found: list[RolloutEntry] = []
+        content_bytes = 0
+        for number, entry in run.admitted.items():
+            if number <= sequence or (entry.lease_id, entry.sample) in run.withdraw:
+                continue
+            prompt = self._office.prompts.tokens(entry.kind, entry.ordinal)
+            content_bytes += len(entry.tokens) + len(entry.logprobs) + len(prompt) + ROLLOUT_BYTES
+            if len(found) >= rollouts_max or (found and content_bytes > REPLY_BYTES_MAX):
+                break
+            found.append(entry)
+        return found
+
+    def _rollout(self, entry: RolloutEntry) -> AdmittedRollout:
+        assert entry.reward is not None, "an admitted rollout has its reward"
+        return AdmittedRollout(
+            sequence=entry.sequence,
+            lease_id=entry.lease_id,
+            ordinal=entry.ordinal,
+            sample=entry.sample,
+            peer=entry.peer,
+            version=entry.version,
+            prompt_tokens=self._office.prompts.tokens(entry.kind, entry.ordinal),
+            tokens=entry.tokens,
+            logprobs=entry.logprobs,
+            finish=entry.finish,
+            temperature=train_sampling(self._office).temperature,
+            reward=entry.reward,
+        )

@@ -1,0 +1,345 @@
+"""Who generates what next: grants, pacing, expiry, reissue, the evaluation gate and the run's budget. Pure.
+
+Rules (DESIGN section 7). `reserved` = consumed + queued (held or admitted) + outstanding + open again; x is the version
+the asker has installed; v the learner's; depth = `capacity.pacing_depth`.
+
+| what                | rule                                                                                          |
+|---------------------|-----------------------------------------------------------------------------------------------|
+| fresh slots         | only while reserved < min((x + depth + 1) R, steps R); oldest ordinal first                   |
+| reissues            | before any fresh slot; never blocked: their place is already in `reserved`                    |
+| too old             | no train lease under x < v - S; one that is out under such an x expires at once               |
+| expiry              | at its duration, or when its node is dead or restarted: its slots are open again              |
+| late slice          | accepted like any other while its slot is still wanted: first to arrive wins                  |
+| duplicate           | the slot was already filled by another lease                                                  |
+| closed group        | the learner consumed one of its rollouts, or dropped one as of no use: arrivals are late      |
+| withdrawn rollout   | its slot is open again; so is that of one dropped for its staleness alone (it would starve    |
+|                     | slow prompts to give up their groups)                                                         |
+| evaluation gate     | while an evaluation is open only its slots are leased, and only under its version             |
+| end                 | once version `steps` is published no train lease is granted                                   |
+
+So `reserved` rises only by a fresh grant, which is what keeps both the bound and the promise that every group begun can
+be completed: no deadlock. A lease is proposed, made durable, and only then recorded here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+from ..p2p.messages import SLICES_MAX
+from .slots import SlotState, SlotTable, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Kind = Literal["train", "eval"]
+Outcome = Literal["accept", "duplicate", "late"]
+Purpose = Literal["baseline", "final"]
+
+
+class LeaseState(Enum):
+    """OUT with a node; EXPIRED: its slots are anyone's, its slice still welcome; RETURNED: its slice is durable."""
+
+    OUT = "out"
+    EXPIRED = "expired"
+    RETURNED = "returned"
+
+
+@dataclass(slots=True)
+class LeaseEntry:
+    """One lease as it was sent. Times are the coordinator's monotonic seconds."""
+
+    lease_id: bytes
+    peer: str
+    kind: Kind
+    span: Span
+    version: int
+    manifest_hash: bytes
+    tokens_max: int
+    granted_at: float
+    expires_at: float
+    state: LeaseState = LeaseState.OUT
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRules:
+    """The numbers of the run that decide what may be leased."""
+
+    group_size: int
+    rollouts_per_step: int
+    steps: int
+    staleness_max: int
+    slice_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Held-out prompts under one version, one sample each; ordinal = held-out index."""
+
+    version: int
+    purpose: Purpose
+    table: SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What to lease, or why nothing."""
+
+    kind: Kind
+    spans: tuple[Span, ...]
+    reason: str = ""
+
+
+class LeaseBook:
+    """The leases of one run. Rebuilt from the ledger by `restore` after a restart."""
+
+    def __init__(self, rules: LeaseRules) -> None:
+        self.rules = rules
+        self.train = SlotTable(rules.group_size)
+        self.evaluation: Evaluation | None = None
+        self.leases: dict[bytes, LeaseEntry] = {}
+        self.consumed = 0
+        self.queued = 0
+        """Train rollouts held or admitted."""
+        self.learner_version = 0
+        self._held_by: dict[str, set[bytes]] = {}
+        self._group_leases: dict[int, list[bytes]] = {}
+        self._deadlines: list[tuple[float, bytes]] = []
+
+    @property
+    def reserved(self) -> int:
+        """What pacing counts."""
+        return self.consumed + self.queued + self.train.leased + self.train.open
+
+    def reserved_max(self, version: int, depth: int) -> int:
+        """The pacing bound under `version`, within the run's budget."""
+        rules = self.rules
+        return min(version + depth + 1, rules.steps) * rules.rollouts_per_step
+
+    def held_by(self, peer: str) -> tuple[LeaseEntry, ...]:
+        """Leases that are out with `peer`."""
+        return tuple(self.leases[lease_id] for lease_id in self._held_by.get(peer, ()))
+
+    # deciding
+
+    def propose(
+        self, *, peer: str, version: int, newest: int, samples_max: int, depth: int, slices_max: int = SLICES_MAX
+    ) -> Proposal:
+        """What `peer`, which has `version` installed, may be given now. `newest` is the newest published version."""
+        evaluation = self.evaluation
+        if evaluation is not None:
+            if version != evaluation.version:
+                return Proposal("eval", (), f"the {evaluation.purpose} evaluation needs version {evaluation.version}")
+            spans = evaluation.table.choose(
+                samples_max=samples_max, span_samples=1, spans_max=slices_max, fresh_max=samples_max, peer=peer
+            )
+            return Proposal("eval", tuple(spans), "" if spans else "every held-out prompt is out or answered")
+        rules = self.rules
+        if max(newest, self.learner_version) >= rules.steps:
+            return Proposal("train", (), f"all {rules.steps} steps are trained")
+        if version < self.learner_version - rules.staleness_max:
+            return Proposal(
+                "train",
+                (),
+                f"version {version} is too old for step {self.learner_version} at S = {rules.staleness_max}",
+            )
+        bound = self.reserved_max(version, depth)
+        spans = self.train.choose(
+            samples_max=samples_max,
+            span_samples=rules.slice_samples,
+            spans_max=slices_max,
+            fresh_max=max(0, bound - self.reserved),
+            peer=peer,
+        )
+        return Proposal("train", tuple(spans), "" if spans else self.pacing_reason(version, depth))
+
+    def pacing_reason(self, version: int, depth: int) -> str:
+        """Why no fresh slot is leased under `version`."""
+        bound = self.reserved_max(version, depth)
+        if self.reserved >= bound == self.rules.steps * self.rules.rollouts_per_step:
+            return f"the run needs no more than {bound} rollouts"
+        return f"pacing: {self.reserved} of {bound} under version {version}"
+
+    def judge(self, lease: LeaseEntry) -> dict[int, Outcome]:
+        """What becomes of each sample of a slice that arrives for `lease` now, its content aside."""
+        return {sample: self._judge(lease, sample) for sample in lease.span.samples}
+
+    def _judge(self, lease: LeaseEntry, sample: int) -> Outcome:
+        table = self._table(lease)
+        slot = table.slot(lease.span.ordinal, sample) if table is not None else None
+        if slot is None:
+            return "late"
+        if slot.state is SlotState.FILLED:
+            return "duplicate"
+        if slot.state is SlotState.ABANDONED or (lease.kind == "train" and self._too_old(lease.version)):
+            return "late"
+        return "accept"
+
+    # recording what is durable
+
+    def grant(self, leases: Iterable[LeaseEntry]) -> None:
+        """These leases are durable and about to be sent."""
+        for lease in leases:
+            table = self._table(lease)
+            assert table is not None, "a lease is granted for an open kind"
+            table.lease(lease.span, lease.lease_id)
+            self._remember(lease)
+
+    def deliver(self, lease: LeaseEntry, accepted: Iterable[int]) -> None:
+        """The slice of `lease` is durable, its `accepted` samples as held rollouts."""
+        table = self._table(lease)
+        for sample in accepted:
+            if lease.kind == "train":
+                self.queued += 1
+            if table is not None:
+                table.fill(lease.span.ordinal, sample, lease.lease_id)
+        if table is not None:
+            table.release(lease.span, lease.lease_id, lease.peer, failed=False)
+        self._leave(lease, LeaseState.RETURNED)
+
+    def reject(self, lease: LeaseEntry) -> None:
+        """The slice's content was refused, durably: its slots are open again, for others first."""
+        table = self._table(lease)
+        if table is not None:
+            table.release(lease.span, lease.lease_id, lease.peer, failed=True)
+        self._leave(lease, LeaseState.RETURNED)
+
+    def wanted_again(self, *, state: str, version: int, step: int) -> bool:
+        """Whether a slot whose rollout ended so is open again: it was withdrawn, or too old (or of a lost version) for
+        the step that dropped it. Else its group is closed: the learner consumed it or can do nothing more with it."""
+        if state == "stale":
+            return version > step or step - version > self.rules.staleness_max
+        return state == "withdrawn"
+
+    def finish(self, *, ordinal: int, sample: int, lease_id: bytes, consumed: bool, reopen: bool) -> None:
+        """A queued train rollout reached its terminal state."""
+        self.queued -= 1
+        self.consumed += consumed
+        if reopen:
+            self.train.reopen(ordinal, sample, lease_id)
+        else:
+            self.close_group(ordinal)
+
+    def reopen_evaluation(self, version: int, ordinal: int, lease_id: bytes) -> None:
+        """An evaluation's rollout was withdrawn before it was scored."""
+        if self.evaluation is not None and self.evaluation.version == version:
+            self.evaluation.table.reopen(ordinal, 0, lease_id)
+
+    def close_group(self, ordinal: int) -> bool:
+        """Nothing more of this train group is wanted. False when it was closed already."""
+        if self.train.is_closed(ordinal):
+            return False
+        self.train.close(ordinal)
+        for lease_id in self._group_leases.pop(ordinal, ()):
+            lease = self.leases.get(lease_id)
+            if lease is not None and lease.state is not LeaseState.OUT:
+                del self.leases[lease_id]
+        return True
+
+    def open_evaluation(self, version: int, purpose: Purpose, size: int) -> None:
+        """From now on only held-out prompts are leased, under `version`."""
+        self.evaluation = Evaluation(version, purpose, SlotTable(1, size))
+
+    def close_evaluation(self) -> None:
+        """Every held-out prompt is scored."""
+        self.evaluation = None
+        for lease_id in [
+            i for i, lease in self.leases.items() if lease.kind == "eval" and lease.state is not LeaseState.OUT
+        ]:
+            del self.leases[lease_id]
+
+    def learner_at(self, version: int) -> None:
+        """The learner has finished `version` steps: leases under versions too old for it expire now."""
+        self.learner_version = version
+        for lease in self.leases.values():
+            if lease.state is LeaseState.OUT and lease.kind == "train" and self._too_old(lease.version):
+                heapq.heappush(self._deadlines, (float("-inf"), lease.lease_id))
+
+    def expire(self, now: float) -> list[LeaseEntry]:
+        """Reopen the slots of every lease whose time is over; returns those leases."""
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, lease_id = heapq.heappop(self._deadlines)
+            lease = self.leases.get(lease_id)
+            if lease is not None and lease.state is LeaseState.OUT:
+                self._expire(lease)
+                expired.append(lease)
+        return expired
+
+    def next_expiry(self) -> float | None:
+        """When `expire` is next needed."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def release_peer(self, peer: str, granted_before: float = float("inf")) -> list[LeaseEntry]:
+        """Expire what `peer` was granted before then: it is dead, suspended, or started anew."""
+        released = [lease for lease in self.held_by(peer) if lease.granted_at < granted_before]
+        for lease in released:
+            self._expire(lease)
+        return released
+
+    # rebuilding
+
+    def restore(
+        self,
+        leases: Iterable[tuple[LeaseEntry, Mapping[int, bool] | None]],
+        closed: Iterable[int],
+        next_slot: tuple[int, int],
+    ) -> None:
+        """Take over the ledger's leases of open groups (and of the open evaluation), in the order they were granted.
+
+        With each: None when its slice never came, else which samples still fill their slot. `next_slot` is behind the
+        last slot ever leased. Counts and the learner's version are set by the caller.
+        """
+        filled: list[tuple[SlotTable, LeaseEntry, int]] = []
+        for lease, returned in leases:
+            table = self._table(lease)
+            if table is None:
+                continue
+            table.lease(lease.span, lease.lease_id)
+            self._remember(lease)
+            if returned is not None:
+                filled += [(table, lease, sample) for sample, live in returned.items() if live]
+                table.release(lease.span, lease.lease_id, lease.peer, failed=False)
+                self._leave(lease, LeaseState.RETURNED)
+        for table, lease, sample in filled:
+            table.fill(lease.span.ordinal, sample, lease.lease_id)
+        table = self.train
+        ordinal, sample = next_slot
+        table.next_ordinal, table.next_sample = (ordinal + 1, 0) if sample >= table.group_size else (ordinal, sample)
+        for ordinal in sorted(closed):
+            table.close(ordinal)
+
+    # helpers
+
+    def _table(self, lease: LeaseEntry) -> SlotTable | None:
+        if lease.kind == "train":
+            return self.train
+        return self.evaluation.table if self.evaluation and self.evaluation.version == lease.version else None
+
+    def _too_old(self, version: int) -> bool:
+        return version < self.learner_version - self.rules.staleness_max
+
+    def _remember(self, lease: LeaseEntry) -> None:
+        self.leases[lease.lease_id] = lease
+        self._held_by.setdefault(lease.peer, set()).add(lease.lease_id)
+        heapq.heappush(self._deadlines, (lease.expires_at, lease.lease_id))
+        if lease.kind == "train":
+            self._group_leases.setdefault(lease.span.ordinal, []).append(lease.lease_id)
+
+    def _expire(self, lease: LeaseEntry) -> None:
+        table = self._table(lease)
+        if table is not None:
+            table.release(lease.span, lease.lease_id, lease.peer, failed=False)
+        self._leave(lease, LeaseState.EXPIRED)
+
+    def _leave(self, lease: LeaseEntry, state: LeaseState) -> None:
+        lease.state = state
+        held = self._held_by.get(lease.peer)
+        if held is not None:
+            held.discard(lease.lease_id)
+            if not held:
+                del self._held_by[lease.peer]
+        if lease.kind == "train" and self.train.is_closed(lease.span.ordinal):
+            self.leases.pop(lease.lease_id, None)

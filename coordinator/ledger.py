@@ -1,0 +1,155 @@
+"""The coordinator's memory: one SQL database, SQLite in WAL mode with synchronous=FULL unless the URL says otherwise.
+
+What a peer was told is durable had its transaction committed first. A database that cannot be written just now (disk
+full, locked, gone) refuses the request that needed it, with a time to come again; nothing in memory has changed then,
+because services change memory only after the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
+from sqlalchemy.pool import StaticPool
+
+from ..p2p.errors import ConfigurationError, Refused
+from . import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+BUSY_SECONDS = 0.5
+"""How long a statement waits for another process's lock. It stalls every request, and the asker comes again anyway."""
+
+RETRY_SECONDS = 5.0
+"""When a refused asker should come again: a disk is freed by people, not in milliseconds."""
+
+SECRET_BYTES = 32
+
+
+class LedgerUnavailable(Refused):
+    """The request was not recorded, and so not acknowledged; it may be sent again."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("ledger_unavailable", f"the coordinator cannot write its ledger: {detail}", RETRY_SECONDS)
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a ledger in a file."""
+    return f"sqlite:///{path}"
+
+
+class Ledger:
+    """An open ledger. `trouble` says why the last transaction failed; empty when it did not."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self.trouble = ""
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """All or nothing, durable on leaving. Raises LedgerUnavailable, and then nothing was recorded."""
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except (IntegrityError, ProgrammingError):
+            raise  # a defect of ours, not of the disk
+        except DBAPIError as error:
+            self.trouble = str(error.orig)
+            log.warning("the ledger refused a transaction: %s", self.trouble)
+            raise LedgerUnavailable(self.trouble) from error
+        self.trouble = ""
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection to read with. Raises LedgerUnavailable."""
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except DBAPIError as error:
+            self.trouble = str(error.orig)
+            raise LedgerUnavailable(self.trouble) from error
+
+    def secret(self, fresh: bytes) -> bytes:
+        """The key of all seeds of this coordinator: the recorded one, or `fresh`, recorded now."""
+        with self.transaction() as connection:
+            found = connection.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == "secret"))
+            if found is not None:
+                return bytes(found)
+            assert len(fresh) == SECRET_BYTES, "a secret of this length"
+            connection.execute(sa.insert(schema.meta).values(key="secret", value=fresh))
+        return fresh
+
+    def probe(self) -> None:
+        """Write something of no meaning, to see whether the trouble is over. Raises LedgerUnavailable."""
+        with self.transaction() as connection:
+            meta = schema.meta.c
+            connection.execute(sa.update(schema.meta).where(meta.key == "schema_version").values(value=meta.value))
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+
+def open_ledger(url: str, *, busy_seconds: float = BUSY_SECONDS) -> Ledger:
+    """Open or create the ledger at a database URL. Raises ConfigurationError when it cannot be used."""
+    try:
+        engine = _engine(url, busy_seconds)
+        with engine.begin() as connection:
+            _adopt(connection, url)
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        raise ConfigurationError(f"{url!r} is not a database URL that works here: {error}") from error
+    except DBAPIError as error:
+        raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {error.orig}") from error
+    return Ledger(engine)
+
+
+def _engine(url: str, busy_seconds: float) -> sa.Engine:
+    parsed = sa.make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return sa.create_engine(url, pool_pre_ping=True)
+    options: dict[str, Any] = {"connect_args": {"timeout": busy_seconds}}
+    if parsed.database in (None, "", ":memory:"):
+        options["poolclass"] = StaticPool
+    engine = sa.create_engine(url, **options)
+
+    @sa.event.listens_for(engine, "connect")
+    def _durable(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")  # NORMAL may lose the last commits in a power cut: acknowledged ones
+        cursor.close()
+
+    return engine
+
+
+def _adopt(connection: sa.Connection, url: str) -> None:
+    """Check the schema's version, create the tables in an empty database, and prove that it can be written."""
+    present = set(sa.inspect(connection).get_table_names())
+    version = schema.meta.c.key == "schema_version"
+    if not present:
+        schema.metadata.create_all(connection)
+        connection.execute(sa.insert(schema.meta).values(key="schema_version", value=b"%d" % schema.SCHEMA_VERSION))
+        return
+    found = connection.scalar(sa.select(schema.meta.c.value).where(version)) if "meta" in present else None
+    if found is None:
+        raise ConfigurationError(f"{_shown(url)} is a database of something else; name another file")
+    if bytes(found) != b"%d" % schema.SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"the ledger {_shown(url)} has schema version {bytes(found)[:16].decode(errors='replace')}, this software "
+            f"knows {schema.SCHEMA_VERSION}; use the software that made it, or begin a new ledger"
+        )
+    connection.execute(sa.update(schema.meta).where(version).values(value=found))
+
+
+def _shown(url: str) -> str:
+    parsed = sa.make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return parsed.database or "in memory"
+    return parsed.render_as_string(hide_password=True)

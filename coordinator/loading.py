@@ -1,0 +1,231 @@
+"""From the ledger to memory when the coordinator starts: after a `kill -9` as after a clean end.
+
+Leases that were out stay valid, with their whole duration again: their nodes may be working on them. Held rollouts are
+scored again. Nothing acknowledged is lost, and nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from ..p2p.codec import decode_record
+from ..p2p.errors import ConfigurationError
+from ..p2p.identity import payload_hash
+from ..p2p.messages import Manifest
+from . import records, schema
+from .leases import LeaseBook, LeaseEntry, LeaseRules
+from .pool import NodeEntry, Pool, Tally
+from .run_book import EvaluationProgress, Published, RunBook
+from .slots import Span
+
+if TYPE_CHECKING:
+    from .config import CoordinatorConfig
+    from .ledger import Ledger
+    from .prompts import PromptBook
+
+TERMS = ("task", "learner", "seed", "S", "kappa", "R", "n", "tokens_max", "temperature", "top_k", "top_p", "min_p")
+"""What the rollouts and versions of a run already recorded depend on. The rest may change between two starts."""
+
+
+def load_pool(ledger: Ledger, config: CoordinatorConfig) -> Pool:
+    """Every admitted node; none has been heard of yet."""
+    pool = Pool(config.heartbeat_seconds)
+    table, rollouts = schema.nodes, schema.rollouts
+    with ledger.reading() as connection:
+        last = sa.select(rollouts.c.peer, sa.func.max(rollouts.c.receipt_sequence))
+        found = connection.execute(last.where(rollouts.c.run == config.run.name).group_by(rollouts.c.peer))
+        receipts = {peer: sequence for peer, sequence in found if sequence is not None}
+        for row in connection.execute(sa.select(table).where(table.c.role == "node")):
+            pool.nodes[row.peer] = NodeEntry(
+                row.peer,
+                row.name,
+                row.software,
+                tuple(json.loads(row.addresses)),
+                state=row.state,
+                state_reason=row.reason,
+                receipt_sequence=receipts.get(row.peer, 0),
+            )
+    return pool
+
+
+def load_run(
+    ledger: Ledger, config: CoordinatorConfig, prompts: PromptBook, pool: Pool, tally: Tally, *, now: float, wall: float
+) -> RunBook:
+    """The configured run, begun now if the ledger does not know it. Raises ConfigurationError if its terms changed."""
+    rules = LeaseRules(
+        group_size=config.run.n,
+        rollouts_per_step=config.run.R,
+        steps=config.run.steps,
+        staleness_max=config.run.S,
+        slice_samples=config.run.slice_samples,
+    )
+    run = RunBook(config.run.name, LeaseBook(rules))
+    with ledger.transaction() as connection:
+        _load_row(connection, run, _terms(config, prompts), wall)
+        _load_learner(connection, run, config.run.learner)
+        _load_published(connection, run)
+        run.steps = {metrics.step: metrics for metrics in records.load_steps(connection, run.name)}
+        _load_tally(connection, run, tally)
+        _load_evaluations(connection, run)
+        _load_rollouts(connection, run, pool)
+        _load_leases(connection, run, now, config.run.lease_seconds)
+    book = run.leases
+    book.consumed = tally.train["consumed"]
+    book.queued = tally.train["held"] + tally.train["admitted"]
+    if config.run.steps < max(book.learner_version, run.version or 0):
+        raise ConfigurationError(
+            f"run {run.name} is already at version {max(book.learner_version, run.version or 0)}; "
+            f"run.steps = {config.run.steps} is below that"
+        )
+    run.measure()
+    return run
+
+
+def _terms(config: CoordinatorConfig, prompts: PromptBook) -> dict[str, object]:
+    card = prompts.text.card
+    values: dict[str, object] = {name: getattr(config.run, name) for name in TERMS}
+    return values | {"model": card.name, "tokenizer_sha256": card.tokenizer_sha256}
+
+
+def _load_row(connection: sa.Connection, run: RunBook, terms: dict[str, object], wall: float) -> None:
+    table = schema.runs
+    row = connection.execute(sa.select(table).where(table.c.run == run.name)).first()
+    if row is None:
+        connection.execute(
+            sa.insert(table).values(
+                run=run.name,
+                terms=json.dumps(terms),
+                state="ready",
+                reason="",
+                created=wall,
+                learner_epoch=0,
+                learner_version=0,
+                learner_status="",
+            )
+        )
+        return
+    recorded = json.loads(row.terms)
+    for name, value in terms.items():
+        if recorded.get(name) != value:
+            raise ConfigurationError(
+                f"run {run.name} was begun with {name} = {recorded.get(name)}, the configuration now says {value}; "
+                "set it back, or begin a run of another name"
+            )
+    run.state, run.reason = row.state, row.reason
+    run.learner_epoch, run.learner_status = row.learner_epoch, row.learner_status
+    run.leases.learner_version = row.learner_version
+
+
+def _load_learner(connection: sa.Connection, run: RunBook, learner: str) -> None:
+    table = schema.nodes
+    addresses = connection.scalar(sa.select(table.c.addresses).where(table.c.peer == learner))
+    run.learner_addresses = tuple(json.loads(addresses)) if addresses is not None else ()
+
+
+def _load_published(connection: sa.Connection, run: RunBook) -> None:
+    for signed, broadcast_seconds in records.load_manifests(connection, run.name):
+        manifest = decode_record(signed.payload, Manifest)  # its signature held when it was recorded
+        published = Published(manifest, signed, payload_hash(signed), None, broadcast_seconds)
+        run.manifests[published.manifest_hash] = published
+        run.current = published
+
+
+def _load_tally(connection: sa.Connection, run: RunBook, tally: Tally) -> None:
+    table = schema.rollouts
+    lost = table.c.state.in_(("rejected", "duplicate", "stale", "withdrawn"))
+    reason = sa.case((lost, table.c.reason), else_="")
+    query = (
+        sa.select(table.c.peer, table.c.kind, table.c.state, reason.label("why"), sa.func.count().label("number"))
+        .where(table.c.run == run.name)
+        .group_by(table.c.peer, table.c.kind, table.c.state, sa.text("why"))
+    )
+    for row in connection.execute(query):
+        tally.move(row.peer, row.kind, None, row.state, row.why, row.number)
+
+
+def _load_evaluations(connection: sa.Connection, run: RunBook) -> None:
+    table, rollouts = schema.evaluations, schema.rollouts
+    for row in connection.execute(sa.select(table).where(table.c.run == run.name).order_by(table.c.version)):
+        scored = connection.execute(
+            sa.select(sa.func.count(), sa.func.sum(rollouts.c.reward)).where(
+                rollouts.c.run == run.name,
+                rollouts.c.kind == "eval",
+                rollouts.c.version == row.version,
+                rollouts.c.state == "evaluated",
+            )
+        ).one()
+        progress = EvaluationProgress(
+            row.version, row.purpose, row.size, scored[0], scored[1] or 0.0, row.finished is not None
+        )
+        run.evaluations[row.version] = progress
+        if not progress.complete:
+            run.leases.open_evaluation(row.version, row.purpose, row.size)
+
+
+def _load_rollouts(connection: sa.Connection, run: RunBook, pool: Pool) -> None:
+    table = schema.rollouts
+    highest_id, highest_sequence = connection.execute(
+        sa.select(sa.func.max(table.c.id), sa.func.max(table.c.admitted_sequence)).where(table.c.run == run.name)
+    ).one()
+    run.next_rollout_id = (connection.scalar(sa.select(sa.func.max(table.c.id))) or highest_id or 0) + 1
+    run.next_sequence = (highest_sequence or 0) + 1
+    run.delivered_sequence = highest_sequence or 0  # the learner may have seen any of them
+    unfinished = records.load_unfinished(connection, run.name)
+    for entry in unfinished:
+        run.unfinished[entry.lease_id, entry.sample] = entry
+        if entry.state == "held":
+            run.held.append(entry)
+    for entry in sorted((entry for entry in unfinished if entry.state == "admitted"), key=lambda e: e.sequence):
+        run.admitted[entry.sequence] = entry
+        if pool.nodes[entry.peer].state == "suspended":
+            run.withdraw[entry.lease_id, entry.sample] = False
+
+
+def _load_leases(connection: sa.Connection, run: RunBook, now: float, lease_seconds: float) -> None:
+    leases, rollouts, closed = schema.leases, schema.rollouts, schema.closed_groups
+    open_version = run.leases.evaluation.version if run.leases.evaluation is not None else None
+    is_closed = sa.select(closed.c.ordinal).where(closed.c.run == run.name)
+
+    def wanted(table: sa.Table) -> sa.ColumnElement[bool]:
+        training = sa.and_(table.c.kind == "train", table.c.ordinal.not_in(is_closed))
+        evaluating = sa.and_(table.c.kind == "eval", table.c.version == open_version)
+        return sa.and_(table.c.run == run.name, sa.or_(training, evaluating))
+
+    arrived: dict[bytes, dict[int, bool]] = {}
+    columns = (rollouts.c.lease_id, rollouts.c.sample, rollouts.c.state)
+    for row in connection.execute(sa.select(*columns).where(wanted(rollouts))):
+        arrived.setdefault(row.lease_id, {})[row.sample] = row.state in {"held", "admitted", "evaluated"}
+    entries = [
+        LeaseEntry(
+            lease_id=row.lease_id,
+            peer=row.peer,
+            kind=row.kind,
+            span=Span(row.ordinal, row.sample_first, row.sample_count),
+            version=row.version,
+            manifest_hash=row.manifest_hash,
+            tokens_max=row.tokens_max,
+            granted_at=now,
+            expires_at=now + lease_seconds,
+        )
+        for row in connection.execute(sa.select(leases).where(wanted(leases)).order_by(leases.c.id))
+    ]
+    run.leases.restore(
+        [(entry, arrived.get(entry.lease_id)) for entry in entries],
+        closed=connection.scalars(is_closed).all(),
+        next_slot=_next_slot(connection, run.name),
+    )
+
+
+def _next_slot(connection: sa.Connection, run: str) -> tuple[int, int]:
+    table = schema.leases
+    end = (
+        sa.select(table.c.ordinal, table.c.sample_first + table.c.sample_count)
+        .where(table.c.run == run, table.c.kind == "train")
+        .order_by(table.c.ordinal.desc(), (table.c.sample_first + table.c.sample_count).desc())
+        .limit(1)
+    )
+    row = connection.execute(end).first()
+    return (row[0], row[1]) if row is not None else (0, 0)

@@ -1,0 +1,159 @@
+"""The `echo2-coordinator` command."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..p2p.daemon import configure_logging, lock_state_dir, run_cli, run_daemon
+from ..p2p.errors import ConfigurationError
+from ..p2p.identity import load_or_create_identity
+from ..p2p.join import JoinString
+from .addresses import known_addresses
+from .config import (
+    IDENTITY_FILE,
+    OPERATOR_TOKEN_FILE,
+    TOKEN_HOURS_MAX,
+    TOKEN_USES_MAX,
+    CoordinatorConfig,
+    load_config,
+)
+from .operator_token import make_operator_token
+from .template import TEMPLATE
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
+
+SETTINGS_FILE = "coordinator.toml"
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+token_app = typer.Typer(no_args_is_help=True, help="Tokens that let volunteers in.")
+app.add_typer(token_app, name="token")
+
+ConfigOption = Annotated[Path, typer.Option("--config", help="the settings file")]
+
+
+@app.callback()
+def coordinator() -> None:
+    """Run a pool: admit nodes, lease prompts, check and record rollouts."""
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty folder")]) -> None:
+    """Write a settings file with comments, make a key and an operator's token."""
+    path = folder / SETTINGS_FILE
+    if path.exists():
+        raise ConfigurationError(f"{path} is already there; nothing was changed")
+    state = folder / "state"
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to the folder {folder}: {error.strerror}") from error
+    identity = load_or_create_identity(state / IDENTITY_FILE)
+    token = make_operator_token(state / OPERATOR_TOKEN_FILE)
+    try:
+        path.write_text(TEMPLATE, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+    print(f"settings:         {path}   (fill in [run], then: echo2-coordinator serve --config {path})")
+    print(f"peer id:          {identity.peer_id}")
+    print(f"operator's token: {token}   (shown only now; only its hash is kept)")
+
+
+@app.command()
+def serve(
+    config: ConfigOption = Path(SETTINGS_FILE),
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
+) -> None:
+    """Serve until stopped (SIGTERM or Ctrl-C)."""
+    if log_level not in {"debug", "info", "warning", "error"}:
+        raise ConfigurationError(f"--log-level {log_level} is not debug, info, warning or error")
+    settings = load_config(config)
+    configure_logging("echo2-coordinator", log_level)
+    with lock_state_dir(settings.state_dir):
+        from .serve import serve as serve_coordinator  # libp2p and the web framework take seconds to load
+
+        run_daemon(partial(serve_coordinator, settings))
+
+
+@app.command()
+def identity(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
+    """Print the coordinator's peer id."""
+    print(load_or_create_identity(load_config(config).identity_path).peer_id)
+
+
+@token_app.command("create")
+def token_create(
+    config: ConfigOption = Path(SETTINGS_FILE),
+    uses: Annotated[int, typer.Option(min=1, max=TOKEN_USES_MAX, help="nodes it lets in")] = 1,
+    expires_hours: Annotated[float, typer.Option(min=0.01, max=TOKEN_HOURS_MAX, help="how long")] = 72.0,
+) -> None:
+    """Print a join string: the one thing a volunteer needs. Works while the coordinator runs, and before."""
+    from .tokens import issue_token
+
+    settings = load_config(config)
+    addresses = known_addresses(settings)
+    peer = load_or_create_identity(settings.identity_path).peer_id
+    with _ledger(settings) as ledger:
+        token = issue_token(
+            ledger,
+            uses=uses,
+            expires_seconds=expires_hours * 3600,
+            wall=time.time(),
+            entropy=os.urandom,
+            actor="command line",
+            reason="echo2-coordinator token create",
+        )
+    print(JoinString(peer=peer, addresses=addresses, token=token, run=settings.run.name))
+
+
+@token_app.command("list")
+def token_list(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
+    """Print every token made: the start of its hash, how often it was used, until when it counts."""
+    from .tokens import list_tokens
+
+    with _ledger(load_config(config)) as ledger:
+        rows = list_tokens(ledger)
+    print(f"{'sha-256':<14}{'used':>6}{'of':>6}  {'made':<21}{'expires':<21}")
+    for row in rows:
+        expires = "never" if row.expires is None else _moment(row.expires)
+        print(f"{row.hash_start:<14}{row.used:>6}{row.uses:>6}  {_moment(row.created):<21}{expires:<21}")
+
+
+@token_app.command("operator")
+def token_operator(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
+    """Make a new operator's token and print it; the old one is void once the coordinator is restarted."""
+    print(make_operator_token(load_config(config).operator_token_path))
+
+
+@contextmanager
+def _ledger(config: CoordinatorConfig) -> Iterator[Ledger]:
+    from .ledger import open_ledger, sqlite_url
+
+    try:
+        config.state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to the folder {config.state_dir}: {error.strerror}") from error
+    with closing(open_ledger(sqlite_url(config.ledger_path))) as ledger:
+        yield ledger
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def main() -> None:
+    """Entry point of the `echo2-coordinator` command."""
+    run_cli(app)
+
+
+if __name__ == "__main__":
+    main()

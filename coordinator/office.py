@@ -1,0 +1,138 @@
+"""What every desk of the coordinator shares: configuration, key, ledger, clocks, the pool, the run, and bells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..p2p.errors import Refused
+from . import capacity
+from .pool import Complaints, NodeEntry, Pool, Tally
+from .run_book import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..p2p.errors import ProtocolError
+    from ..p2p.identity import Identity
+    from .config import CoordinatorConfig
+    from .ledger import Ledger
+    from .prompts import PromptBook
+    from .run_book import RunBook
+
+WAIT_SECONDS_MAX = 30.0
+"""Longest that a request is held, whatever the asker allows: within every time-out on the way."""
+
+WAIT_SECONDS_MIN = 0.001
+"""Shortest wait: "until the deadline" may come out as 1e-16 s, and a loop that waits so long stands still in time."""
+
+
+class Bell:
+    """Wakes every task that waits when something changed. A wait is bounded and may wake for nothing."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def ring(self) -> None:
+        """Wake those who wait now."""
+        event, self._event = self._event, trio.Event()
+        event.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Until the next ring, at most so long."""
+        with trio.move_on_after(max(seconds, WAIT_SECONDS_MIN)):
+            await self._event.wait()
+
+
+@dataclass(slots=True)
+class Office:
+    """The shared state. Only the trio task that holds the thread changes it, never across an await."""
+
+    config: CoordinatorConfig
+    identity: Identity
+    ledger: Ledger
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    entropy: Callable[[int], bytes]
+    prompts: PromptBook
+    pool: Pool
+    run: RunBook
+    tally: Tally
+    complaints: Complaints = field(default_factory=Complaints)
+    news: Bell = field(default_factory=Bell)
+    """The pool's version, the run's state or a node's state changed."""
+    work: Bell = field(default_factory=Bell)
+    """There may be something to lease."""
+    arrivals: Bell = field(default_factory=Bell)
+    """A rollout is held."""
+    admissions: Bell = field(default_factory=Bell)
+    """A rollout is admitted, or is to be withdrawn."""
+    scorer_trouble: str = ""
+
+    def complain(self, peer: str, error: ProtocolError) -> None:
+        """Count a peer's protocol error."""
+        self.complaints.add(peer, f"{type(error).__name__}: {error}"[:256])
+        if peer in self.pool.nodes:
+            self.pool.nodes[peer].last_reason = f"{type(error).__name__}: {error}"[:256]
+
+    def changes(self) -> Changes:
+        """An empty set of changes to the run."""
+        return Changes(self.run, self.pool, self.tally)
+
+    def known_node(self, peer: str, run: str) -> NodeEntry:
+        """The asker, an admitted node of this run; it is alive. Raises Refused."""
+        self.check_run(run)
+        node = self.pool.nodes.get(peer)
+        if node is None:
+            raise Refused("hello_first", "this coordinator does not know you yet; say hello with a join token", 0.0)
+        node.seen_at = self.clock()
+        return node
+
+    def known_learner(self, peer: str, run: str) -> None:
+        """The asker is the run's learner. Raises Refused."""
+        self.check_run(run)
+        if peer != self.config.run.learner:
+            raise Refused("not_the_learner", f"the learner of {self.run.name} is {self.config.run.learner}, not you")
+        self.run.learner_seen_at = self.clock()
+
+    def check_run(self, run: str) -> None:
+        """Raise Refused unless it is the run of this coordinator."""
+        if run != self.run.name:
+            raise Refused("unknown_run", f"this coordinator serves the run {self.run.name}, not {run}")
+
+    def note_holding(self, peer: str) -> None:
+        """After any change of a node's leases: its rate counts the time in which it holds one."""
+        node = self.pool.nodes.get(peer)
+        if node is not None:
+            node.meter.hold(bool(self.run.leases.held_by(peer)), self.clock())
+
+    # estimates (DESIGN section 7)
+
+    def t_train(self) -> float | None:
+        """Median of recent steps, in seconds."""
+        return self.run.t_train
+
+    def t_bcast(self) -> float | None:
+        """Median of recent broadcasts, in seconds."""
+        return self.run.t_bcast
+
+    def staleness_estimate(self) -> int | None:
+        """Delta; None while T_train, T_bcast or mu_pool is unmeasured."""
+        t_train, t_bcast = self.t_train(), self.t_bcast()
+        if t_train is None or t_bcast is None:
+            return None
+        return capacity.staleness_estimate(
+            kappa=self.config.run.kappa,
+            t_train=t_train,
+            t_bcast=t_bcast,
+            lease_seconds=capacity.lease_seconds_max(t_train),
+            rollouts_per_step=self.config.run.R,
+            mu_pool=self.pool.mu(self.clock()),
+        )
+
+    def pacing_depth(self) -> int:
+        """min(S, Delta)."""
+        run = self.config.run
+        return capacity.pacing_depth(staleness_max=run.S, kappa=run.kappa, estimate=self.staleness_estimate())

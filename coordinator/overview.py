@@ -1,0 +1,190 @@
+"""Builds the views from memory. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from . import capacity
+from .views import EvaluationView, NodeView, PoolView, RolloutCounts, RunView, StepView
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..p2p.messages import StepMetrics
+    from .office import Office
+    from .pool import NodeEntry
+    from .run_book import RunBook
+    from .run_life import RunLife
+
+SERIES_STEPS = 500
+"""Steps a run's view carries: a curve on a screen."""
+
+LEARNER_LATE_SECONDS = 60.0
+"""A learner that has asked for nothing so long is shown as away: it asks at least every half minute."""
+
+COUNTED = ("held", "admitted", "consumed", "stale", "withdrawn", "rejected", "duplicate")
+
+
+class Overview:
+    """The coordinator's read-only side."""
+
+    def __init__(self, office: Office, life: RunLife) -> None:
+        self._office = office
+        self._life = life
+
+    def pool(self, addresses: tuple[str, ...]) -> PoolView:
+        """The pool as a whole."""
+        office, now = self._office, self._office.clock()
+        health = Counter(
+            "suspended" if node.state == "suspended" else node.health(now, office.pool.heartbeat_seconds)
+            for node in office.pool.nodes.values()
+        )
+        t_train, t_bcast = office.t_train(), office.t_bcast()
+        return PoolView(
+            coordinator=office.identity.peer_id,
+            addresses=addresses,
+            nodes_healthy=health["healthy"],
+            nodes_late=health["late"],
+            nodes_dead=health["dead"],
+            nodes_suspended=health["suspended"],
+            mu_pool=office.pool.mu(now),
+            mu_min=None
+            if t_train is None or t_bcast is None
+            else capacity.mu_min(
+                kappa=office.config.run.kappa,
+                t_train=t_train,
+                t_bcast=t_bcast,
+                rollouts_per_step=office.config.run.R,
+            ),
+            t_bcast_seconds=t_bcast,
+            t_train_seconds=t_train,
+            refused=dict(office.tally.refused),
+            protocol_errors=office.complaints.total,
+            trouble="; ".join(filter(None, [office.ledger.trouble, office.scorer_trouble])),
+        )
+
+    def nodes(self) -> list[NodeView]:
+        """Every node ever admitted, in the order of admission."""
+        now = self._office.clock()
+        return [self._node(node, now) for node in self._office.pool.nodes.values()]
+
+    def run(self) -> RunView:
+        """The run."""
+        office, run, config = self._office, self._office.run, self._office.config.run
+        steps = [run.steps[step] for step in sorted(run.steps)]
+        last = steps[-1] if steps else None
+        version = run.version
+        return RunView(
+            run=run.name,
+            task=config.task,
+            model=office.prompts.text.card.name,
+            state=run.state,
+            state_reason=run.reason,
+            learner=config.learner,
+            learner_connected=run.learner_seen_at is not None
+            and office.clock() - run.learner_seen_at <= LEARNER_LATE_SECONDS,
+            learner_status=run.learner_status,
+            epoch=run.current.manifest.epoch if run.current else None,
+            version=version,
+            snapshots_published=len(run.manifests),
+            learner_version=run.leases.learner_version,
+            steps=config.steps,
+            staleness_max=config.S,
+            publish_period=config.kappa,
+            rollouts_per_step=config.R,
+            group_size=config.n,
+            waiting=self._life.waiting(),
+            reserved=run.leases.reserved,
+            reserved_max=None if version is None else run.leases.reserved_max(version, office.pacing_depth()),
+            outstanding=run.leases.train.leased,
+            rollouts=_counts(office.tally.train),
+            evaluated=office.tally.evaluated,
+            evaluations=_evaluations(run),
+            series=tuple(_step(metrics) for metrics in steps[-SERIES_STEPS:]),
+            reward_mean=last.reward_mean if last else None,
+            staleness=last.staleness if last else None,
+            kl=last.kl_sampler_learner if last else None,
+            bubble=_bubble(steps),
+            t_train_seconds=office.t_train(),
+            t_bcast_seconds=office.t_bcast(),
+            staleness_estimate=office.staleness_estimate(),
+        )
+
+    def _node(self, node: NodeEntry, now: float) -> NodeView:
+        office = self._office
+        counts = office.tally.by_peer.get(node.peer, Counter())
+        train = _counts(counts)
+        held = office.run.leases.held_by(node.peer)
+        version = office.run.version
+        errors, _ = office.complaints.of(node.peer)
+        resting = f"resting {node.rest_until - now:.0f} s: " if now < node.rest_until else ""
+        return NodeView(
+            peer=node.peer,
+            name=node.name,
+            software=node.software,
+            addresses=node.addresses,
+            state=node.state,
+            state_reason=node.state_reason,
+            health=node.health(now, office.pool.heartbeat_seconds),
+            last_seen_seconds=None if node.seen_at is None else now - node.seen_at,
+            node_says=node.says,
+            epoch=node.epoch,
+            version=node.version,
+            version_lag=None if version is None or node.version is None else max(0, version - node.version),
+            mu=node.meter.rate(now),
+            tokens_per_second=node.tokens_per_second,
+            leases_held=len(held),
+            samples_held=sum(lease.span.count for lease in held),
+            accepted=train.held + train.admitted + train.consumed + train.stale + train.withdrawn,
+            rejected=train.rejected,
+            evaluated=counts["eval evaluated"],
+            rollouts=train,
+            protocol_errors=errors,
+            reason=resting + (node.state_reason if node.state == "suspended" else node.last_reason),
+        )
+
+
+def _counts(states: Mapping[str, int]) -> RolloutCounts:
+    known = {state: states.get(state, 0) for state in COUNTED}
+    return RolloutCounts(submitted=sum(known.values()), **known)
+
+
+def _evaluations(run: RunBook) -> tuple[EvaluationView, ...]:
+    return tuple(
+        EvaluationView(
+            version=progress.version,
+            purpose=progress.purpose,
+            size=progress.size,
+            count=progress.count,
+            mean=progress.mean,
+            complete=progress.complete,
+        )
+        for _, progress in sorted(run.evaluations.items())
+    )
+
+
+def _step(metrics: StepMetrics) -> StepView:
+    return StepView(
+        step=metrics.step,
+        reward_mean=metrics.reward_mean,
+        staleness=metrics.staleness,
+        staleness_mean=metrics.staleness_mean,
+        kl=metrics.kl_sampler_learner,
+        ratio_mean=metrics.ratio_mean,
+        clip_share=metrics.clip_share,
+        entropy=metrics.entropy,
+        loss=metrics.loss,
+        response_tokens_mean=metrics.response_tokens_mean,
+        rollouts=metrics.rollouts,
+        groups_without_spread=metrics.groups_without_spread,
+        train_seconds=metrics.train_seconds,
+        idle_seconds=metrics.idle_seconds,
+    )
+
+
+def _bubble(steps: list[StepMetrics]) -> float | None:
+    """T_idle / (T_idle + T_train)."""
+    idle = sum(metrics.idle_seconds for metrics in steps)
+    train = sum(metrics.train_seconds for metrics in steps)
+    return idle / (idle + train) if idle + train > 0 else None

@@ -1,0 +1,158 @@
+"""Who is in the pool and how each node does. Pure: what must survive is in the ledger, and time is an argument.
+
+| health  | rule                                                     |
+|---------|----------------------------------------------------------|
+| healthy | heard of within LATE_HEARTBEATS heartbeats               |
+| late    | heard of within DEAD_HEARTBEATS: three missed ones       |
+| dead    | not heard of since, or not since this coordinator started |
+
+A node whose slices are refused one after the other rests: it would burn its owner's power all night for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from .capacity import RateMeter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .views import Health
+
+LATE_HEARTBEATS = 1.5
+"""A held reply takes one heartbeat; half of another is the network's."""
+
+DEAD_HEARTBEATS = 3.0
+
+REJECTED_IN_ROW_MAX = 8
+"""Refused slices in a row before a node rests."""
+
+REST_SECONDS_FIRST = 30.0
+REST_SECONDS_MAX = 3600.0
+"""Doubles with every further refusal; a node that was mended finds out within the hour, or at once after a restart."""
+
+SESSIONS_REMEMBERED = 16
+"""Ended sessions of one key: a heartbeat of one of them is a replay, or a second machine with the same key."""
+
+COMPLAINTS_PEERS_MAX = 1024
+"""Peers whose protocol errors are counted; the longest quiet is forgotten. Peer ids cost an attacker nothing."""
+
+
+@dataclass(slots=True)
+class NodeEntry:
+    """One admitted node. `seen_at` is None until it is heard of by this process."""
+
+    peer: str
+    name: str
+    software: str
+    addresses: tuple[str, ...]
+    state: Literal["active", "suspended"] = "active"
+    state_reason: str = ""
+    seen_at: float | None = None
+    session: bytes | None = None
+    sequence: int = 0
+    ended_sessions: deque[bytes] = field(default_factory=lambda: deque(maxlen=SESSIONS_REMEMBERED))
+    told: tuple[object, ...] | None = None
+    """What the last heartbeat reply of this session said, and when."""
+    told_at: float = 0.0
+    says: str = ""
+    epoch: int | None = None
+    version: int | None = None
+    manifest_hash: bytes | None = None
+    tokens_per_second: float = 0.0
+    idle_since: float | None = None
+    """Since when its heartbeats have said that it holds and spools nothing."""
+    meter: RateMeter = field(default_factory=RateMeter)
+    receipt_sequence: int = 0
+    last_reason: str = ""
+    rejected_in_row: int = 0
+    rest_until: float = float("-inf")
+
+    def health(self, now: float, heartbeat_seconds: float) -> Health:
+        """See the table above."""
+        if self.seen_at is None or now - self.seen_at > DEAD_HEARTBEATS * heartbeat_seconds:
+            return "dead"
+        return "healthy" if now - self.seen_at <= LATE_HEARTBEATS * heartbeat_seconds else "late"
+
+    def slice_rejected(self, now: float) -> None:
+        """Count a refused slice; after several in a row the node rests, each time longer."""
+        self.rejected_in_row += 1
+        over = self.rejected_in_row - REJECTED_IN_ROW_MAX
+        if over >= 0:
+            self.rest_until = now + min(REST_SECONDS_FIRST * 2.0 ** min(over, 10), REST_SECONDS_MAX)
+
+    def slice_accepted(self) -> None:
+        """Its work is good again."""
+        self.rejected_in_row = 0
+        self.rest_until = float("-inf")
+
+
+class Pool:
+    """Every admitted node, by peer id."""
+
+    def __init__(self, heartbeat_seconds: float) -> None:
+        self.heartbeat_seconds = heartbeat_seconds
+        self.nodes: dict[str, NodeEntry] = {}
+
+    def live(self, now: float) -> Iterator[NodeEntry]:
+        """Active nodes that are not dead."""
+        for node in self.nodes.values():
+            if node.state == "active" and node.health(now, self.heartbeat_seconds) != "dead":
+                yield node
+
+    def mu(self, now: float) -> float:
+        """mu_pool = sum of a_i mu_i, in rollouts per second."""
+        return sum(node.meter.rate(now) or 0.0 for node in self.live(now))
+
+
+class Complaints:
+    """How often each peer broke the protocol, and how last."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._peers: OrderedDict[str, tuple[int, str]] = OrderedDict()
+
+    def add(self, peer: str, error: str) -> None:
+        """Count one."""
+        self.total += 1
+        count, _ = self._peers.pop(peer, (0, ""))
+        self._peers[peer] = (count + 1, error)
+        if len(self._peers) > COMPLAINTS_PEERS_MAX:
+            self._peers.popitem(last=False)
+
+    def of(self, peer: str) -> tuple[int, str]:
+        """Count and last error of a peer."""
+        return self._peers.get(peer, (0, ""))
+
+
+class Tally:
+    """How many rollouts are in which state, per node and in all; and why those that were lost were."""
+
+    def __init__(self) -> None:
+        self.train: Counter[str] = Counter()
+        self.evaluated = 0
+        self.by_peer: dict[str, Counter[str]] = {}
+        self.refused: Counter[str] = Counter()
+
+    def move(self, peer: str, kind: str, old: str | None, new: str, reason: str = "", count: int = 1) -> None:
+        """Count rollouts that went from one state (None: just arrived) to another."""
+        mine = self.by_peer.setdefault(peer, Counter())
+        if kind == "eval":
+            mine[f"eval {new}"] += count
+            self.evaluated += count if new == "evaluated" else 0
+        else:
+            for counter in (mine, self.train):
+                counter[new] += count
+                if old is not None:
+                    counter[old] -= count
+        if new in {"rejected", "duplicate", "stale", "withdrawn"}:
+            self.refused[f"{new}: {_short(reason)}" if reason else new] += count
+
+
+def _short(reason: str) -> str:
+    """The kind of a reason: its words before the first number or colon, so that the kinds stay few."""
+    return re.split(r"[^A-Za-z_ ']", reason, maxsplit=1)[0].strip()[:32] or "other"

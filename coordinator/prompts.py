@@ -1,0 +1,96 @@
+"""From an ordinal to the tokens of its prompt, and from a response's tokens to its text."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from tokenizers import Tokenizer
+
+from ..p2p.codec import pack_tokens, unpack_tokens
+from ..p2p.errors import ConfigurationError
+from ..tasks.curriculum import train_index
+from ..tasks.model_card import TOKENIZER_FILE, load_model_card
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ..tasks.model_card import ModelCard
+    from ..tasks.task import Prompt, Task
+
+PROMPTS_CACHED = 16_384
+"""Tokenised prompts kept: more than are ever under way at once, a few MiB."""
+
+
+class ModelText(Protocol):
+    """A model's text: its card and tokeniser."""
+
+    @property
+    def card(self) -> ModelCard:
+        """What the model folder says of the model."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Token ids of a text that holds the template's markers; none are added."""
+
+    def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of several responses, special tokens left out."""
+
+
+class FolderText:
+    """The text of a model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.card = load_model_card(folder)
+            self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        except Exception as error:  # `tokenizers` raises bare Exception
+            raise ConfigurationError(str(error)) from error
+        self._special = frozenset(self.card.special_ids)
+
+    def encode(self, text: str) -> Sequence[int]:
+        """As `ModelText.encode`."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """As `ModelText.decode`. The card's special ids are left out even where the tokeniser knows them as words."""
+        special = self._special
+        plain = [[token for token in response if token not in special] for response in tokens]
+        texts: list[str] = self._tokenizer.decode_batch(plain, skip_special_tokens=True)
+        return texts
+
+
+class PromptBook:
+    """The prompts of one run. Pure apart from its cache."""
+
+    def __init__(self, *, run: str, task: Task, text: ModelText, seed: int, secret: bytes) -> None:
+        self.task = task
+        self.text = text
+        self._run = run
+        self._seed = seed
+        self._secret = secret
+        self._encoded = lru_cache(maxsize=PROMPTS_CACHED)(self._encode)
+
+    def prompt(self, kind: Literal["train", "eval"], ordinal: int) -> Prompt:
+        """Training ordinals follow the curriculum; an evaluation's ordinal is the held-out index itself."""
+        if kind == "eval":
+            return self.task.prompt("heldout", ordinal)
+        return self.task.prompt("train", train_index(self._seed, ordinal, self.task.train_size))
+
+    def tokens(self, kind: Literal["train", "eval"], ordinal: int) -> bytes:
+        """The prompt in its template, as raw int32."""
+        return self._encoded(kind, ordinal)
+
+    def seed(self, kind: Literal["train", "eval"], ordinal: int) -> bytes:
+        """HMAC-SHA256 of run, kind and ordinal under the coordinator's secret: a reissue keeps it, nobody picks it."""
+        return hmac.digest(self._secret, f"{self._run}\0{kind}\0{ordinal}".encode(), hashlib.sha256)
+
+    def decode(self, responses: Sequence[bytes]) -> list[str]:
+        """Texts of responses given as raw int32."""
+        return self.text.decode([unpack_tokens(response).tolist() for response in responses])
+
+    def _encode(self, kind: Literal["train", "eval"], ordinal: int) -> bytes:
+        return pack_tokens(self.text.encode(self.text.card.wrap(self.prompt(kind, ordinal).text)))

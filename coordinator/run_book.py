@@ -1,0 +1,218 @@
+"""One run in memory, and how a request changes it: decided, made durable in one transaction, then applied here."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from . import capacity, records
+from .leases import LeaseBook, Purpose
+from .records import RolloutEntry, RolloutState, Verdict
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from ..p2p.messages import Manifest, Signed, StepMetrics
+    from .pool import Pool, Tally
+
+RunLifeState = Literal["ready", "running", "paused", "stopped", "finished"]
+
+ENDED = frozenset({"stopped", "finished"})
+
+TERMINAL = frozenset({"consumed", "stale", "withdrawn", "rejected", "duplicate", "evaluated"})
+
+
+@dataclass(slots=True)
+class Published:
+    """A published snapshot. `published_at` is None for one published before this coordinator started."""
+
+    manifest: Manifest
+    signed: Signed
+    manifest_hash: bytes
+    published_at: float | None
+    broadcast_seconds: float | None = None
+    plan: Signed | None = None
+    roster: frozenset[str] = frozenset()
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Manifests of one run and key are ordered by this."""
+        return self.manifest.epoch, self.manifest.version
+
+
+@dataclass(slots=True)
+class EvaluationProgress:
+    """An evaluation under way or done."""
+
+    version: int
+    purpose: Purpose
+    size: int
+    count: int = 0
+    total: float = 0.0
+    complete: bool = False
+
+    @property
+    def mean(self) -> float | None:
+        """Mean reward so far."""
+        return self.total / self.count if self.count else None
+
+
+@dataclass(slots=True)
+class RunBook:
+    """Everything about a run that requests need, without reading the ledger."""
+
+    name: str
+    leases: LeaseBook
+    state: RunLifeState = "ready"
+    reason: str = ""
+    learner_epoch: int = 0
+    learner_status: str = ""
+    learner_seen_at: float | None = None
+    learner_addresses: tuple[str, ...] = ()
+    manifests: dict[bytes, Published] = field(default_factory=dict)
+    current: Published | None = None
+    evaluations: dict[int, EvaluationProgress] = field(default_factory=dict)
+    steps: dict[int, StepMetrics] = field(default_factory=dict)
+    held: deque[RolloutEntry] = field(default_factory=deque)
+    """Waiting for their reward, in order of arrival."""
+    admitted: dict[int, RolloutEntry] = field(default_factory=dict)
+    """By admitted sequence, which is also their order."""
+    unfinished: dict[tuple[bytes, int], RolloutEntry] = field(default_factory=dict)
+    """Held and admitted, by (lease id, sample)."""
+    withdraw: dict[tuple[bytes, int], bool] = field(default_factory=dict)
+    """To be withdrawn by the learner, and whether it has been told."""
+    delivered_sequence: int = 0
+    """The highest admitted sequence the learner may have seen."""
+    next_rollout_id: int = 1
+    next_sequence: int = 1
+    t_train: float | None = None
+    """Median of recent steps, in seconds. Kept, not computed: every lease request asks."""
+    t_bcast: float | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The newest published version."""
+        return self.current.manifest.version if self.current is not None else None
+
+    def measure(self) -> None:
+        """Recompute the medians, after a step was reported or a broadcast ended."""
+        recent = sorted(self.steps)[-capacity.ESTIMATE_STEPS :]
+        self.t_train = capacity.recent_median([self.steps[step].train_seconds for step in recent])
+        done = sorted(
+            (p.order, p.broadcast_seconds) for p in self.manifests.values() if p.broadcast_seconds is not None
+        )
+        self.t_bcast = capacity.recent_median([seconds for _, seconds in done])
+
+
+class Changes:
+    """What one request does to rollouts and groups. `write` inside the transaction, `apply` after it."""
+
+    def __init__(self, run: RunBook, pool: Pool, tally: Tally) -> None:
+        self._run = run
+        self._pool = pool
+        self._tally = tally
+        self._receipts: Counter[str] = Counter()
+        self._ids = run.next_rollout_id
+        self.arrivals: list[Verdict] = []
+        self.changed: list[Verdict] = []
+        self.closing: dict[int, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.arrivals or self.changed or self.closing)
+
+    def arrive(self, entry: RolloutEntry, state: RolloutState, reason: str = "") -> None:
+        """A rollout that was not known before; its id is given here. Terminal ones keep no content."""
+        entry.id = self._ids
+        self._ids += 1
+        if state in TERMINAL:
+            entry.tokens = entry.logprobs = b""
+        self.arrivals.append(Verdict(entry, state, reason, self._receipt(entry, state)))
+
+    def admit(self, entry: RolloutEntry, reward: float, reason: str, sequence: int) -> None:
+        """A held train rollout has its reward."""
+        self.changed.append(Verdict(entry, "admitted", reason, reward=reward, sequence=sequence))
+
+    def finish(
+        self,
+        entry: RolloutEntry,
+        state: RolloutState,
+        reason: str,
+        *,
+        step: int | None = None,
+        reward: float | None = None,
+    ) -> None:
+        """A held or admitted rollout reaches its terminal state."""
+        self.changed.append(Verdict(entry, state, reason, self._receipt(entry, state), reward=reward, step=step))
+        if entry.kind == "train" and not self._reopens(self.changed[-1]):
+            self.close(entry.ordinal, state)
+
+    def close(self, ordinal: int, reason: str) -> None:
+        """A group needs nothing more."""
+        if not self._run.leases.train.is_closed(ordinal):
+            self.closing.setdefault(ordinal, reason)
+
+    def write(self, connection: sa.Connection, *, wall: float) -> None:
+        """Record everything."""
+        records.add_rollouts(connection, self._run.name, self.arrivals, wall=wall)
+        records.change_rollouts(connection, self.changed)
+        records.close_groups(connection, self._run.name, self.closing)
+
+    def apply(self) -> None:
+        """It is durable: memory follows. (What a lease's slice means for its slots, the intake desk applies itself.)"""
+        run = self._run
+        run.next_rollout_id = self._ids
+        for peer, count in self._receipts.items():
+            self._pool.nodes[peer].receipt_sequence += count
+        for verdict in self.arrivals:
+            entry = verdict.entry
+            self._enter(verdict, None)
+            if entry.state == "held":
+                run.held.append(entry)
+                run.unfinished[entry.lease_id, entry.sample] = entry
+        for verdict in self.changed:
+            self._change(verdict)
+        for ordinal in self.closing:
+            run.leases.close_group(ordinal)
+
+    def _change(self, verdict: Verdict) -> None:
+        run, entry, old = self._run, verdict.entry, verdict.entry.state
+        if verdict.reward is not None:
+            entry.reward = verdict.reward
+        self._enter(verdict, old)
+        if verdict.state == "admitted":
+            assert verdict.sequence is not None, "an admitted rollout has its place"
+            entry.sequence = verdict.sequence
+            run.admitted[entry.sequence] = entry
+            run.next_sequence = max(run.next_sequence, entry.sequence + 1)
+            return
+        key = entry.lease_id, entry.sample
+        run.unfinished.pop(key, None)
+        run.withdraw.pop(key, None)
+        run.admitted.pop(entry.sequence, None)
+        if entry.kind == "train":
+            run.leases.finish(
+                ordinal=entry.ordinal,
+                sample=entry.sample,
+                lease_id=entry.lease_id,
+                consumed=verdict.state == "consumed",
+                reopen=self._reopens(verdict),
+            )
+        elif verdict.state == "withdrawn":
+            run.leases.reopen_evaluation(entry.version, entry.ordinal, entry.lease_id)
+
+    def _enter(self, verdict: Verdict, old: str | None) -> None:
+        entry = verdict.entry
+        entry.state, entry.reason = verdict.state, verdict.reason
+        self._tally.move(entry.peer, entry.kind, old, verdict.state, verdict.reason)
+
+    def _reopens(self, verdict: Verdict) -> bool:
+        entry = verdict.entry
+        step = verdict.step if verdict.step is not None else self._run.leases.learner_version
+        return self._run.leases.wanted_again(state=verdict.state, version=entry.version, step=step)
+
+    def _receipt(self, entry: RolloutEntry, state: RolloutState) -> int | None:
+        if state not in TERMINAL:
+            return None
+        self._receipts[entry.peer] += 1
+        return self._pool.nodes[entry.peer].receipt_sequence + self._receipts[entry.peer]

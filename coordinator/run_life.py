@@ -1,0 +1,183 @@
+"""The life of a run, and the reason it waits.
+
+| state    | becomes  | when                                                                                  |
+|----------|----------|---------------------------------------------------------------------------------------|
+| ready    | running  | the first snapshot is published; the baseline evaluation begins under it               |
+| running  | running  | version `steps` is published: the final evaluation begins under it                     |
+| running  | finished | the final evaluation is complete and the learner has reported all it consumed          |
+| running  | paused   | an operator says so: no new leases; what is out is still taken, scored and trained on  |
+| paused   | running  | an operator says so (ready, if nothing was published)                                  |
+| any      | stopped  | an operator says so, for good                                                          |
+
+A run that is over withdraws what is left: every rollout has one terminal state.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from ..p2p.errors import Refused
+from . import schema
+from .ledger import LedgerUnavailable
+from .records import add_event
+from .run_book import ENDED, EvaluationProgress
+
+if TYPE_CHECKING:
+    from .leases import Purpose
+    from .office import Office
+    from .run_book import RunLifeState
+
+log = logging.getLogger(__name__)
+
+LAST_REPORT_SECONDS_MAX = 120.0
+"""How long a run whose final evaluation is complete waits for the learner's last report: it is sent at once, and a
+learner that died is back by then. What it never reported is withdrawn."""
+
+
+class RunLife:
+    """Moves the run on. `settle` is safe to call at any time."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._complete_since: float | None = None
+
+    def settle(self) -> None:
+        """Begin and end evaluations, and the run. A ledger that cannot be written: the next call tries again."""
+        try:
+            self._settle()
+        except LedgerUnavailable as error:
+            log.warning("the run waits: %s", error)
+
+    def change(self, state: RunLifeState, *, actor: str, reason: str) -> None:
+        """What an operator asked for, recorded. Raises Refused when the run is over or it makes no sense."""
+        run = self._office.run
+        if run.state in ENDED:
+            raise Refused("run_over", f"the run is {run.state}; that cannot be changed")
+        if state == "running" and run.state != "paused":
+            raise Refused("not_paused", f"the run is {run.state}, not paused")
+        if state == "running" and run.current is None:
+            state = "ready"
+        self._enter(state, actor=actor, reason=reason)
+        self.settle()
+
+    def waiting(self) -> str:
+        """Why the run does not move, or what it waits for; empty while leases flow."""
+        office, run = self._office, self._office.run
+        if run.state in ENDED:
+            return ""
+        if run.state == "paused":
+            return f"paused: {run.reason}"
+        if run.current is None:
+            heard = "" if run.learner_seen_at is not None else "; the learner has not been heard of"
+            return f"no snapshot published yet{heard}"
+        nodes = "" if any(True for _ in office.pool.live(office.clock())) else "; no live node in the pool"
+        evaluation = run.leases.evaluation
+        if evaluation is not None:
+            progress = run.evaluations[evaluation.version]
+            return f"{evaluation.purpose} evaluation: {progress.count} of {progress.size}{nodes}"
+        if run.current.manifest.version >= office.config.run.steps:
+            return "the learner's last report"
+        if nodes:
+            return nodes.removeprefix("; ")
+        if max(run.leases.learner_version, run.current.manifest.version) >= office.config.run.steps:
+            return f"the learner to publish version {office.config.run.steps}"
+        book, depth = run.leases, office.pacing_depth()
+        if not book.train.open and book.reserved >= book.reserved_max(run.current.manifest.version, depth):
+            return book.pacing_reason(run.current.manifest.version, depth)
+        return ""
+
+    def _settle(self) -> None:
+        office, run = self._office, self._office.run
+        if run.state != "running" or run.current is None:
+            return
+        version, steps = run.current.manifest.version, office.config.run.steps
+        if not run.evaluations:
+            self._begin(version, "baseline")
+        self._end_evaluation()
+        if run.leases.evaluation is not None or version < steps:
+            return
+        if version not in run.evaluations:
+            self._begin(version, "final")
+            self._end_evaluation()
+        if run.leases.evaluation is None:
+            self._finish()
+
+    def _begin(self, version: int, purpose: Purpose) -> None:
+        office, run = self._office, self._office.run
+        size = office.prompts.task.heldout_size
+        with office.ledger.transaction() as connection:
+            connection.execute(
+                sa.insert(schema.evaluations).values(run=run.name, version=version, purpose=purpose, size=size, count=0)
+            )
+        run.evaluations[version] = EvaluationProgress(version, purpose, size)
+        run.leases.open_evaluation(version, purpose, size)
+        log.info("%s evaluation of version %d: %d prompts", purpose, version, size)
+        office.work.ring()
+
+    def _end_evaluation(self) -> None:
+        office, run = self._office, self._office.run
+        evaluation = run.leases.evaluation
+        if evaluation is None:
+            return
+        progress = run.evaluations[evaluation.version]
+        if progress.count + evaluation.table.abandoned < progress.size:
+            return
+        table = schema.evaluations
+        with office.ledger.transaction() as connection:
+            connection.execute(
+                sa.update(table)
+                .where(table.c.run == run.name, table.c.version == progress.version)
+                .values(count=progress.count, mean=progress.mean, finished=office.wall())
+            )
+            add_event(
+                connection,
+                wall=office.wall(),
+                actor="coordinator",
+                action=f"{progress.purpose} evaluation",
+                subject=f"version {progress.version}",
+                reason=f"{progress.count} of {progress.size} prompts, mean reward {progress.mean}",
+            )
+        progress.complete = True
+        run.leases.close_evaluation()
+        log.info("%s evaluation of version %d: mean %s", progress.purpose, progress.version, progress.mean)
+        office.work.ring()
+
+    def _finish(self) -> None:
+        office, run = self._office, self._office.run
+        if self._complete_since is None:
+            self._complete_since = office.clock()
+        reported = sum(metrics.rollouts for metrics in run.steps.values())
+        if not self._all_reported(reported):
+            if office.clock() - self._complete_since < LAST_REPORT_SECONDS_MAX:
+                return
+            log.warning("%d rollouts reported consumed, the steps' sum is %d", run.leases.consumed, reported)
+        self._enter("finished", actor="coordinator", reason="all steps are trained and evaluated")
+
+    def _all_reported(self, consumed_in_steps: int) -> bool:
+        run, steps = self._office.run, self._office.config.run.steps
+        return (
+            run.leases.learner_version >= steps and len(run.steps) >= steps and run.leases.consumed >= consumed_in_steps
+        )
+
+    def _enter(self, state: RunLifeState, *, actor: str, reason: str) -> None:
+        office, run = self._office, self._office.run
+        changes = office.changes()
+        if state in ENDED:
+            for entry in list(run.unfinished.values()):
+                changes.finish(entry, "withdrawn", f"the run is {state}")
+        with office.ledger.transaction() as connection:
+            changes.write(connection, wall=office.wall())
+            connection.execute(
+                sa.update(schema.runs).where(schema.runs.c.run == run.name).values(state=state, reason=reason[:512])
+            )
+            add_event(
+                connection, wall=office.wall(), actor=actor, action=f"run {state}", subject=run.name, reason=reason
+            )
+        changes.apply()
+        run.state, run.reason = state, reason
+        log.info("the run is %s: %s", state, reason)
+        for bell in (office.news, office.work, office.admissions):
+            bell.ring()

@@ -1,0 +1,182 @@
+"""The ledger's tables. A rollout's row is also its receipt: they cannot differ, and one insert is half the work of two.
+
+Times are Unix seconds of the coordinator. Ids, hashes and arrays are raw bytes, as on the wire.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+SCHEMA_VERSION = 1
+"""Raised on any change of these tables; a ledger of another version is refused, never guessed at."""
+
+metadata = MetaData()
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("hash", LargeBinary(32), primary_key=True),  # SHA-256: whoever reads the ledger cannot join with it
+    Column("quota", Integer, nullable=False),
+    Column("used", Integer, nullable=False),
+    Column("expires", Float),  # None: never
+    Column("created", Float, nullable=False),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("peer", String(64), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("software", Text, nullable=False),
+    Column("addresses", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("first_hello", Float, nullable=False),
+    Column("last_hello", Float, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("run", String(64), primary_key=True),
+    Column("terms", Text, nullable=False),  # what must not change under way, as JSON
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("learner_epoch", Integer, nullable=False),
+    Column("learner_version", Integer, nullable=False),
+    Column("learner_status", Text, nullable=False),
+)
+
+manifests = Table(
+    "manifests",
+    metadata,
+    Column("run", String(64), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("hash", LargeBinary(32), nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("signature", LargeBinary(64), nullable=False),
+    Column("published", Float, nullable=False),
+    Column("broadcast_seconds", Float),  # T_bcast, once enough nodes have it
+    PrimaryKeyConstraint("run", "epoch", "version"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),  # the order of granting
+    Column("run", String(64), nullable=False),
+    Column("lease_id", LargeBinary(16), nullable=False, unique=True),
+    Column("peer", String(64), nullable=False),
+    Column("kind", String(8), nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("sample_first", Integer, nullable=False),
+    Column("sample_count", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("manifest_hash", LargeBinary(32), nullable=False),
+    Column("tokens_max", Integer, nullable=False),
+    Column("duration_seconds", Float, nullable=False),
+    Column("granted", Float, nullable=False),
+)
+
+closed_groups = Table(
+    "closed_groups",
+    metadata,
+    Column("run", String(64), nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    PrimaryKeyConstraint("run", "ordinal"),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),  # the order of arrival
+    Column("run", String(64), nullable=False),
+    Column("lease_id", LargeBinary(16), nullable=False),
+    Column("sample", Integer, nullable=False),
+    Column("peer", String(64), nullable=False),
+    Column("kind", String(8), nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("finish", String(8), nullable=False),
+    Column("tokens", LargeBinary, nullable=False),  # empty for what never passed intake
+    Column("logprobs", LargeBinary, nullable=False),
+    Column("reward", Float),
+    Column("received", Float, nullable=False),
+    Column("admitted_sequence", Integer),
+    Column("step", Integer),  # the training step that decided it
+    Column("receipt_sequence", Integer),  # of its node; set with the terminal state
+    UniqueConstraint("run", "lease_id", "sample"),
+)
+
+_has_receipt = rollouts.c.receipt_sequence.is_not(None)
+Index(
+    "rollouts_receipts",
+    rollouts.c.run,
+    rollouts.c.peer,
+    rollouts.c.receipt_sequence,
+    unique=True,
+    sqlite_where=_has_receipt,
+    postgresql_where=_has_receipt,
+)
+_unfinished = rollouts.c.state.in_(("held", "admitted"))
+Index("rollouts_unfinished", rollouts.c.run, rollouts.c.id, sqlite_where=_unfinished, postgresql_where=_unfinished)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("wall", Float, nullable=False),
+    Column("actor", String(64), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("subject", String(128), nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("run", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("purpose", String(16), nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("count", Integer, nullable=False),
+    Column("mean", Float),
+    Column("finished", Float),  # None while under way
+    PrimaryKeyConstraint("run", "version"),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("run", String(64), nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("metrics", LargeBinary, nullable=False),  # StepMetrics, encoded as on the wire
+    Column("reported", Float, nullable=False),
+    PrimaryKeyConstraint("run", "step"),
+)

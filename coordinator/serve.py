@@ -1,0 +1,109 @@
+"""The coordinator's process: transport, ledger, scorer, service and REST in one nursery."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..p2p.daemon import STATUS_FILE, write_status
+from ..p2p.errors import ConfigurationError
+from ..p2p.identity import load_or_create_identity
+from ..p2p.join import JoinString
+from ..p2p.libp2p_transport import open_libp2p_transport
+from ..tasks.catalog import get_task
+from ..tasks.model_card import load_model_card
+from ..tasks.scorer import ScorerUnavailable, open_scorer
+from .addresses import dialable
+from .api import make_api
+from .ledger import open_ledger, sqlite_url
+from .operator_token import load_operator_token_hash
+from .rest_server import open_listener, serve_rest, url_of
+from .service import CoordinatorService
+
+if TYPE_CHECKING:
+    from .config import CoordinatorConfig
+
+STATUS_SECONDS = 1.0
+
+
+def software_version() -> str:
+    """The installed release."""
+    try:
+        return package_version("echo2")
+    except PackageNotFoundError:
+        return "0"
+
+
+def check(config: CoordinatorConfig) -> None:
+    """What can be found wrong before anything is started. Raises ConfigurationError."""
+    try:
+        get_task(config.run.task)
+        load_model_card(config.run.model_dir)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+async def serve(config: CoordinatorConfig) -> None:
+    """Serve until cancelled. Raises ConfigurationError for what the operator must put right."""
+    check(config)
+    identity = load_or_create_identity(config.identity_path)
+    token_sha256 = load_operator_token_hash(config.operator_token_path)
+    listener = open_listener(config.rest.host, config.rest.port)
+    try:
+        async with (
+            open_libp2p_transport(identity, config.listen, announce=config.announce) as transport,
+            open_scorer(item_seconds=config.score_seconds_max) as scorer,
+        ):
+            with closing(open_ledger(sqlite_url(config.ledger_path))) as ledger:
+                service = CoordinatorService(
+                    config=config,
+                    identity=identity,
+                    transport=transport,
+                    ledger=ledger,
+                    scorer=scorer,
+                    clock=trio.current_time,
+                    wall=time.time,
+                    entropy=os.urandom,
+                )
+                api = make_api(
+                    service,
+                    join=lambda token: str(
+                        JoinString(identity.peer_id, dialable(config, transport.addresses), token, config.run.name)
+                    ),
+                    token_sha256=token_sha256,
+                    loopback=config.rest.loopback,
+                    version=software_version(),
+                )
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(service.run)
+                    nursery.start_soon(serve_rest, api, listener)
+                    nursery.start_soon(_write_status, config, service, url_of(listener))
+    except ScorerUnavailable as error:
+        raise ConfigurationError(f"the scorer cannot be started: {error}") from error
+    finally:
+        listener.close()
+
+
+async def _write_status(config: CoordinatorConfig, service: CoordinatorService, rest: str) -> None:
+    while True:
+        run = service.run_view(config.run.name)
+        pool = service.pool_view()
+        status = {
+            "pid": os.getpid(),
+            "peer": pool.coordinator,
+            "addresses": pool.addresses,
+            "rest": rest,
+            "run": run.run,
+            "state": run.state,
+            "version": run.version,
+            "waiting_for": pool.trouble or run.waiting,
+            "pool": pool.model_dump(mode="json"),
+        }
+        write_status(config.state_dir / STATUS_FILE, status)
+        await trio.sleep(STATUS_SECONDS)

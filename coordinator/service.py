@@ -1,0 +1,274 @@
+"""The coordinator: one desk for each kind of request, the tasks beside them, and what operators may see and change.
+
+| protocol   | desk           | | protocol | desk          | | beside them | every           |
+|------------|----------------|-|----------|---------------|-|-------------|-----------------|
+| hello      | AdmissionDesk  | | receipts | IntakeDesk    | | scoring     | held rollout    |
+| heartbeat  | HeartbeatDesk  | | admitted | LearnerDesk   | | timers      | TICK_SECONDS    |
+| manifest   | BroadcastDesk  | | report   | LearnerDesk   | |             |                 |
+| leases     | LeaseDesk      | | publish  | LearnerDesk   | |             |                 |
+| rollouts   | IntakeDesk     | |          |               | |             |                 |
+
+A desk decides, commits to the ledger, changes memory and answers, in one go between two awaits: no locks.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import sqlalchemy as sa
+import trio
+
+from ..p2p.channel import answering
+from ..p2p.errors import ConfigurationError
+from ..p2p.messages import (
+    AdmittedRequest,
+    Heartbeat,
+    Hello,
+    LearnerReport,
+    LeaseRequest,
+    ManifestRequest,
+    Message,
+    PublishRequest,
+    ReceiptsRequest,
+    SubmitRequest,
+)
+from ..tasks.catalog import get_task
+from . import schema
+from .admission import AdmissionDesk
+from .broadcasts import BroadcastDesk
+from .heartbeats import HeartbeatDesk
+from .intake_desk import IntakeDesk
+from .learner_desk import LearnerDesk
+from .lease_desk import LeaseDesk
+from .ledger import SECRET_BYTES, LedgerUnavailable
+from .loading import load_pool, load_run
+from .office import WAIT_SECONDS_MAX, Office
+from .overview import Overview
+from .pool import Tally
+from .prompts import FolderText, PromptBook
+from .records import add_event, list_events
+from .run_life import RunLife
+from .scoring import ScoringTask
+from .tokens import issue_token
+from .views import EventView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..p2p.channel import Answer
+    from ..p2p.identity import Identity
+    from ..p2p.transport import ProtocolName, Transport
+    from ..tasks.scorer import Scorer
+    from ..tasks.task import Task
+    from .config import CoordinatorConfig
+    from .ledger import Ledger
+    from .prompts import ModelText
+    from .views import NodeView, PoolView, RunView
+
+Q = TypeVar("Q", bound=Message)
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+"""How often overdue leases and dead nodes are looked for: well below the shortest lease worth giving."""
+
+EVENTS_MAX = 1000
+"""Lines of the audit log shown at once."""
+
+
+class CoordinatorService:
+    """One coordinator with its run. Loads the ledger when made; serves in `run`.
+
+    `task` and `text` stand in for the catalogue's task and the model folder's tokeniser, in tests and simulations.
+    Raises ConfigurationError when the run cannot be what the configuration says.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: CoordinatorConfig,
+        identity: Identity,
+        transport: Transport,
+        ledger: Ledger,
+        scorer: Scorer,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        entropy: Callable[[int], bytes],
+        task: Task | None = None,
+        text: ModelText | None = None,
+    ) -> None:
+        self._transport = transport
+        prompts = PromptBook(
+            run=config.run.name,
+            task=task or _task(config.run.task),
+            text=text or FolderText(config.run.model_dir),
+            seed=config.run.seed,
+            secret=ledger.secret(entropy(SECRET_BYTES)),
+        )
+        tally = Tally()
+        pool = load_pool(ledger, config)
+        run = load_run(ledger, config, prompts, pool, tally, now=clock(), wall=wall())
+        self._office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally)
+        office = self._office
+        self._life = RunLife(office)
+        self._overview = Overview(office, self._life)
+        self._admission = AdmissionDesk(office)
+        self._heartbeats = HeartbeatDesk(office)
+        self._broadcasts = BroadcastDesk(office)
+        self._leases = LeaseDesk(office)
+        self._intake = IntakeDesk(office)
+        self._learner = LearnerDesk(office, self._broadcasts, self._life.settle)
+        self._scoring = ScoringTask(office, scorer, self._life.settle)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        self._serve("hello", Hello, self._admission.hello)
+        self._serve("heartbeat", Heartbeat, self._heartbeats.heartbeat)
+        self._serve("manifest", ManifestRequest, self._broadcasts.manifest)
+        self._serve("leases", LeaseRequest, self._leases.lease)
+        self._serve("rollouts", SubmitRequest, self._intake.submit)
+        self._serve("receipts", ReceiptsRequest, self._intake.receipts)
+        self._serve("admitted", AdmittedRequest, self._learner.admitted)
+        self._serve("report", LearnerReport, self._learner.report)
+        self._serve("publish", PublishRequest, self._learner.publish)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._scoring.run)
+            nursery.start_soon(self._tick)
+
+    # seen by operators and researchers
+
+    def pool_view(self) -> PoolView:
+        """The pool as a whole."""
+        return self._overview.pool(self._office.config.announce or self._transport.addresses)
+
+    def nodes_view(self) -> list[NodeView]:
+        """Every node ever admitted, in the order of admission."""
+        return self._overview.nodes()
+
+    def runs_view(self) -> list[RunView]:
+        """Every run: one, in this version."""
+        return [self._overview.run()]
+
+    def run_view(self, run: str) -> RunView:
+        """One run. Raises KeyError when there is none of this name."""
+        self._check_run(run)
+        return self._overview.run()
+
+    def events_view(self, *, limit: int = 100, before: int | None = None) -> list[EventView]:
+        """The audit log, newest first. Raises Refused while the ledger cannot be read."""
+        with self._office.ledger.reading() as connection:
+            rows = list_events(connection, limit=min(limit, EVENTS_MAX), before=before)
+        return [
+            EventView(
+                id=row.id,
+                wall_seconds=row.wall,
+                actor=row.actor,
+                action=row.action,
+                subject=row.subject,
+                reason=row.reason,
+            )
+            for row in rows
+        ]
+
+    # changed by operators, each on record
+
+    def create_token(self, *, uses: int, expires_seconds: float | None, actor: str, reason: str) -> str:
+        """A token that lets `uses` new nodes in. Shown once: the ledger keeps its hash."""
+        office = self._office
+        return issue_token(
+            office.ledger,
+            uses=uses,
+            expires_seconds=expires_seconds,
+            wall=office.wall(),
+            entropy=office.entropy,
+            actor=actor,
+            reason=reason,
+        )
+
+    def suspend_node(self, peer: str, *, actor: str, reason: str) -> None:
+        """No more leases; what it delivered and is not consumed is withdrawn. Raises KeyError for an unknown node."""
+        office = self._office
+        node = office.pool.nodes[peer]
+        changes = office.changes()
+        asked: list[tuple[bytes, int]] = []
+        for key, entry in office.run.unfinished.items():
+            if entry.peer != peer:
+                continue
+            if entry.state == "admitted" and entry.sequence <= office.run.delivered_sequence:
+                asked.append(key)  # the learner may be training on it: it decides
+            else:
+                changes.finish(entry, "withdrawn", f"its node was suspended: {reason}"[:512])
+        with office.ledger.transaction() as connection:
+            changes.write(connection, wall=office.wall())
+            self._record_node(connection, peer, "suspended", actor, reason)
+        changes.apply()
+        office.run.withdraw |= dict.fromkeys(asked, False)
+        node.state, node.state_reason = "suspended", reason
+        office.run.leases.release_peer(peer)
+        office.note_holding(peer)
+        if office.run.current is not None:
+            office.run.current.plan = None
+        for bell in (office.news, office.work, office.admissions):
+            bell.ring()
+
+    def restore_node(self, peer: str, *, actor: str, reason: str) -> None:
+        """A suspended node takes part again. Raises KeyError for an unknown node."""
+        office = self._office
+        node = office.pool.nodes[peer]
+        with office.ledger.transaction() as connection:
+            self._record_node(connection, peer, "active", actor, reason)
+        node.state, node.state_reason = "active", ""
+        node.slice_accepted()
+        office.news.ring()
+        office.work.ring()
+
+    def pause_run(self, run: str, *, actor: str, reason: str) -> None:
+        """No new leases until resumed. Raises KeyError or Refused."""
+        self._check_run(run)
+        self._life.change("paused", actor=actor, reason=reason)
+
+    def resume_run(self, run: str, *, actor: str, reason: str) -> None:
+        """Leases flow again. Raises KeyError or Refused."""
+        self._check_run(run)
+        self._life.change("running", actor=actor, reason=reason)
+
+    def stop_run(self, run: str, *, actor: str, reason: str) -> None:
+        """End the run for good. Raises KeyError or Refused."""
+        self._check_run(run)
+        self._life.change("stopped", actor=actor, reason=reason)
+
+    # helpers
+
+    def _serve(self, protocol: ProtocolName, kind: type[Q], answer: Answer[Q]) -> None:
+        handler = answering(kind, answer, self._office.complain, wait_seconds=WAIT_SECONDS_MAX)
+        self._transport.set_handler(protocol, handler)
+
+    async def _tick(self) -> None:
+        while True:
+            self._leases.expire()
+            self._heartbeats.note_installed()
+            self._life.settle()
+            if self._office.ledger.trouble:  # what is shown must not be an old story
+                with suppress(LedgerUnavailable):
+                    self._office.ledger.probe()
+            await trio.sleep(TICK_SECONDS)
+
+    def _check_run(self, run: str) -> None:
+        if run != self._office.run.name:
+            raise KeyError(run)
+
+    def _record_node(self, connection: sa.Connection, peer: str, state: str, actor: str, reason: str) -> None:
+        table = schema.nodes
+        connection.execute(sa.update(table).where(table.c.peer == peer).values(state=state, reason=reason))
+        add_event(
+            connection, wall=self._office.wall(), actor=actor, action=f"node {state}", subject=peer, reason=reason
+        )
+
+
+def _task(name: str) -> Task:
+    try:
+        return get_task(name)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error

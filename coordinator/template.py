@@ -1,0 +1,39 @@
+"""The settings file that `echo2-coordinator init` writes: every key, its default, and what it means."""
+
+TEMPLATE = """\
+# Settings of an ECHO-2 coordinator. Paths are taken from this file's folder.
+# Lines that start with '# ' and a key show the default; take the '# ' away to change it.
+
+# state_dir = "state"                     # key, ledger, lock and status
+# listen = ["/ip4/0.0.0.0/tcp/4001"]      # where nodes and the learner connect
+# announce = []                           # addresses nodes are told instead, e.g. ["/dns/pool.example.org/tcp/4001"]
+# heartbeat_seconds = 10.0                # a node is dead after three missed ones
+# score_seconds_max = 2.0                 # one reward's time; then it is 0
+
+[rest]
+# host = "127.0.0.1"                      # elsewhere, every request needs the operator's token
+# port = 8080
+
+[run]
+name = "run-1"
+task = "arithmetic"                       # which prompts and which reward
+model_dir = "model"                       # made by: echo2-learner prepare --model tiny --out model
+learner = "PEER_ID"                       # printed by: echo2-learner identity --home DIR
+steps = 100                               # training steps of the whole run
+# seed = 0                                # orders the prompts
+
+# S = 3                                   # staleness budget in steps; 0 = synchronous
+# kappa = 2                               # steps between snapshots; S - 1 unless set
+# R = 256                                 # rollouts per training step, a multiple of n
+# n = 8                                   # rollouts per prompt
+
+# tokens_max = 512                        # longest response
+# temperature = 1.0
+# top_k = 0                               # 0 = off
+# top_p = 1.0                             # 1.0 = off
+# min_p = 0.0                             # 0.0 = off
+
+# slice_samples_max = 2                   # most samples in one lease
+# lease_seconds = 60.0                    # then the slice is given to another node
+# broadcast = "auto"                      # or "star", "chain"
+"""

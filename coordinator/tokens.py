@@ -1,0 +1,61 @@
+"""Join tokens from the command line, beside a coordinator that may be running: both use the same ledger."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from . import schema
+from .records import add_event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .ledger import Ledger
+
+TOKEN_BYTES = 18
+"""144 bits as 36 hexadecimal digits: nobody guesses it, and it survives being read aloud."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A token as the ledger knows it: by the start of its hash. Unix seconds; `expires` None = never."""
+
+    hash_start: str
+    uses: int
+    used: int
+    created: float
+    expires: float | None
+
+
+def issue_token(
+    ledger: Ledger,
+    *,
+    uses: int,
+    expires_seconds: float | None,
+    wall: float,
+    entropy: Callable[[int], bytes],
+    actor: str,
+    reason: str,
+) -> str:
+    """A token that lets `uses` new nodes in; the ledger keeps only its hash. Raises LedgerUnavailable."""
+    token = entropy(TOKEN_BYTES).hex()
+    expires = None if expires_seconds is None else wall + expires_seconds
+    digest = hashlib.sha256(token.encode()).digest()
+    with ledger.transaction() as connection:
+        connection.execute(
+            sa.insert(schema.tokens).values(hash=digest, quota=uses, used=0, expires=expires, created=wall)
+        )
+        add_event(connection, wall=wall, actor=actor, action="token made", subject=f"{uses} uses", reason=reason)
+    return token
+
+
+def list_tokens(ledger: Ledger) -> list[TokenRow]:
+    """Every token ever made, oldest first. Raises LedgerUnavailable."""
+    table = schema.tokens
+    with ledger.reading() as connection:
+        rows = connection.execute(sa.select(table).order_by(table.c.created)).all()
+    return [TokenRow(bytes(row.hash).hex()[:12], row.quota, row.used, row.created, row.expires) for row in rows]

@@ -1,0 +1,173 @@
+"""What the coordinator shows of itself: frozen records of plain JSON types, built on demand, never stored.
+
+Every wait of the system has its reason in one of these (`RunView.waiting`, `NodeView.reason`, `PoolView.trouble`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Health = Literal["healthy", "late", "dead"]
+
+
+class View(BaseModel):
+    """A frozen value to show."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RolloutCounts(View):
+    """Training rollouts of a run or node. submitted = the sum of all the others."""
+
+    submitted: int = 0
+    held: int = 0
+    admitted: int = 0
+    consumed: int = 0
+    stale: int = 0
+    withdrawn: int = 0
+    rejected: int = 0
+    duplicate: int = 0
+
+
+class NodeView(View):
+    """One node as the coordinator sees it: its verdict, not the node's belief."""
+
+    peer: str
+    name: str
+    software: str
+    addresses: tuple[str, ...]
+    state: Literal["active", "suspended"]
+    state_reason: str
+    health: Health
+    last_seen_seconds: float | None
+    """Since it was last heard of; None when not since this coordinator started."""
+    node_says: str
+    """The state the node's own heartbeat names."""
+    epoch: int | None
+    version: int | None
+    version_lag: int | None
+    """Published versions' distance in steps; 0 = has the newest."""
+    mu: float | None
+    """Accepted rollouts per second holding at least one lease."""
+    tokens_per_second: float
+    leases_held: int
+    samples_held: int
+    accepted: int
+    """Train rollouts that passed intake."""
+    rejected: int
+    evaluated: int
+    rollouts: RolloutCounts
+    protocol_errors: int
+    reason: str
+    """The last refusal or rejection, or why it gets no leases; empty when all is well."""
+
+
+class PoolView(View):
+    """The pool as a whole."""
+
+    coordinator: str
+    addresses: tuple[str, ...]
+    nodes_healthy: int
+    nodes_late: int
+    nodes_dead: int
+    nodes_suspended: int
+    mu_pool: float
+    mu_min: float | None
+    """Equation 2; None while unmeasured or when no rate is enough."""
+    t_bcast_seconds: float | None
+    t_train_seconds: float | None
+    refused: dict[str, int]
+    """Rollouts that ended before consumption, by reason."""
+    protocol_errors: int
+    trouble: str
+    """Why requests are being refused just now (a full disk, a dead scorer); empty when nothing is wrong."""
+
+
+class EvaluationView(View):
+    """Held-out prompts under one version, one sample each at T = 1."""
+
+    version: int
+    purpose: Literal["baseline", "final"]
+    size: int
+    count: int
+    mean: float | None
+    complete: bool
+
+
+class StepView(View):
+    """One training step, as the learner reported it."""
+
+    step: int
+    reward_mean: float
+    staleness: int
+    staleness_mean: float
+    kl: float
+    ratio_mean: float
+    clip_share: float
+    entropy: float
+    loss: float
+    response_tokens_mean: float
+    rollouts: int
+    groups_without_spread: int
+    train_seconds: float
+    idle_seconds: float
+
+
+class RunView(View):
+    """One run."""
+
+    run: str
+    task: str
+    model: str
+    state: Literal["ready", "running", "paused", "stopped", "finished"]
+    state_reason: str
+    learner: str
+    learner_connected: bool
+    learner_status: str
+    epoch: int | None
+    version: int | None
+    """The newest published version; None before the first."""
+    snapshots_published: int = 0
+    """Manifests accepted, over all epochs."""
+    learner_version: int
+    """Training steps finished, by the learner's last word."""
+    steps: int
+    staleness_max: int
+    publish_period: int
+    rollouts_per_step: int
+    group_size: int
+    waiting: str
+    """Why nothing moves, or what is being waited for; empty while leases flow freely."""
+    reserved: int
+    """consumed + queued + outstanding + to be reissued: what pacing counts."""
+    reserved_max: int | None
+    """The bound on it under the newest version."""
+    outstanding: int
+    rollouts: RolloutCounts
+    evaluated: int
+    evaluations: tuple[EvaluationView, ...]
+    series: tuple[StepView, ...]
+    """The last steps, oldest first."""
+    reward_mean: float | None
+    staleness: int | None
+    kl: float | None
+    bubble: float | None
+    """T_idle / (T_idle + T_train) over every reported step."""
+    t_train_seconds: float | None
+    t_bcast_seconds: float | None
+    """Median over the run's broadcasts."""
+    staleness_estimate: int | None
+    """Delta, that pacing uses; None while unmeasured."""
+
+
+class EventView(View):
+    """A line of the audit log."""
+
+    id: int
+    wall_seconds: float
+    actor: str
+    action: str
+    subject: str
+    reason: str

@@ -1,0 +1,110 @@
+"""Rollouts -> the arrays a training step works on. Pure, numpy.
+
+Rows are prompt then response, padded on the right. Under causal attention padding on the right changes nothing to its
+left, so no attention mask is needed and positions count from 0 as they did in the sampler. Tokens and log-probabilities
+come as the sampler drew them, never decoded and encoded again (DESIGN section 10: token in, token out).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from echo2.p2p.codec import unpack_logprobs, unpack_tokens
+from echo2.p2p.errors import SchemaViolation
+
+from .advantage import group_advantages
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from echo2.p2p.messages import AdmittedRollout
+
+    from .interfaces import Batch
+
+PAD = 0
+"""Never sampled, never scored, never attended to from a real token: any id of the vocabulary does."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArrays:
+    """B rollouts of at most T tokens. `mask` is 1 on sampled tokens only: not on prompts, templates or padding.
+
+    tokens int64 [B, T]; mask bool [B, T]; sampler_logprobs float32 [B, T] (0 where not sampled); advantages and
+    temperature float32 [B]; group int64 [B], the rollout's place among the batch's groups; nodes: peer id a rollout.
+    """
+
+    tokens: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    sampler_logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+    temperature: NDArray[np.float32]
+    group: NDArray[np.int64]
+    nodes: tuple[str, ...]
+    groups_without_spread: int
+
+
+def collate(batch: Batch, *, divide_by_std: bool = True) -> BatchArrays:
+    """The arrays of a batch, group after group. Raises SchemaViolation for a rollout `fault` finds fault with."""
+    rollouts = batch.rollouts
+    prompts = [unpack_tokens(rollout.prompt_tokens) for rollout in rollouts]
+    responses = [unpack_tokens(rollout.tokens) for rollout in rollouts]
+    shape = len(rollouts), max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
+    tokens = np.full(shape, PAD, dtype=np.int64)
+    mask = np.zeros(shape, dtype=np.bool_)
+    logprobs = np.zeros(shape, dtype=np.float32)
+    for row, (prompt, response, rollout) in enumerate(zip(prompts, responses, rollouts, strict=True)):
+        first, stop = len(prompt), len(prompt) + len(response)
+        tokens[row, :first] = prompt
+        tokens[row, first:stop] = response
+        mask[row, first:stop] = True
+        logprobs[row, first:stop] = unpack_logprobs(rollout.logprobs)
+    advantages = group_advantages([[r.reward for r in g.rollouts] for g in batch.groups], divide_by_std=divide_by_std)
+    with np.errstate(over="ignore"):  # an absurd reward becomes infinite, and its update is left out by name
+        narrow = advantages.values.astype(np.float32)
+    return BatchArrays(
+        tokens=tokens,
+        mask=mask,
+        sampler_logprobs=logprobs,
+        advantages=narrow,
+        temperature=np.asarray([rollout.temperature for rollout in rollouts], dtype=np.float32),
+        group=np.repeat(np.arange(len(batch.groups)), [len(group.rollouts) for group in batch.groups]),
+        nodes=tuple(rollout.peer for rollout in rollouts),
+        groups_without_spread=advantages.groups_without_spread,
+    )
+
+
+def fault(rollout: AdmittedRollout, *, vocabulary_size: int, context_tokens: int) -> str | None:
+    """Why this rollout cannot be trained on; None when it can.
+
+    The coordinator has checked all this. It is checked again because here a bad token id ends the process, and the same
+    rollout would end the next one.
+    """
+    try:
+        prompt, response = unpack_tokens(rollout.prompt_tokens), unpack_tokens(rollout.tokens)
+        logprobs = unpack_logprobs(rollout.logprobs)
+    except SchemaViolation as error:
+        return str(error)
+    if not len(prompt) or not len(response):
+        return "an empty prompt or response"
+    if len(response) != len(logprobs):
+        return f"{len(response)} tokens with {len(logprobs)} log-probabilities"
+    if len(prompt) + len(response) > context_tokens:
+        return f"{len(prompt) + len(response)} tokens in a context of {context_tokens}"
+    if any(ids.min() < 0 or ids.max() >= vocabulary_size for ids in (prompt, response)):
+        return f"a token id outside the vocabulary of {vocabulary_size}"
+    return None
+
+
+def split_groups(arrays: BatchArrays, parts: int, order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Row numbers of each minibatch: whole groups, dealt in `order` (a permutation of the groups), sizes within one.
+
+    With fewer groups than `parts` the rows themselves are dealt, so that a step keeps its number of updates.
+    """
+    groups = len(order)
+    if groups < parts:
+        rows = np.arange(len(arrays.group))
+        return [rows[part::parts] for part in range(parts) if part < len(rows)]
+    return [np.flatnonzero(np.isin(arrays.group, chosen)) for chosen in np.array_split(order, parts)]

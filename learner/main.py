@@ -1,0 +1,110 @@
+"""The `echo2-learner` command: make a model folder, make a key, run a learner."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import trio
+import typer
+
+from echo2.p2p.broadcast import Broadcaster
+from echo2.p2p.daemon import STATUS_FILE, configure_logging, lock_state_dir, run_cli, run_daemon, write_status
+from echo2.p2p.disk_store import DiskStore
+from echo2.p2p.errors import ConfigurationError, ProtocolError
+from echo2.p2p.identity import load_or_create_identity
+from echo2.p2p.libp2p_transport import open_libp2p_transport
+
+from .config import IDENTITY_FILE, SNAPSHOTS_FOLDER, LearnerConfig, load_config
+from .prepare import MODEL_NAMES, prepare
+from .service import LearnerService
+
+if TYPE_CHECKING:
+    from echo2.p2p.identity import Identity
+
+    from .trainer import TorchTrainer
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+log = logging.getLogger(__name__)
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def learner() -> None:
+    """Train a model on rollouts from a pool, and publish its snapshots to it."""
+
+
+@app.command("prepare")
+def prepare_command(
+    model: Annotated[str, typer.Option(help=f"{' or '.join(MODEL_NAMES)}")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="a new or empty folder")],
+) -> None:
+    """Make the model folder a run starts from; coordinator and learner both read it."""
+    name = next((known for known in MODEL_NAMES if known == model), None)
+    if name is None:
+        raise ConfigurationError(f"--model {model} is not known; choose {' or '.join(MODEL_NAMES)}")
+    card = prepare(name, out)
+    print(f"{out}: {card.name}, {card.vocabulary_size} symbols, {card.context_tokens} tokens of context")
+
+
+@app.command()
+def identity(home: Annotated[Path, typer.Option(metavar="DIR", help="the learner's folder")]) -> None:
+    """Print the learner's peer id, making its key on first use; the coordinator's run names it as `learner`."""
+    print(load_or_create_identity(home / IDENTITY_FILE).peer_id)
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Option(help="the settings file")] = Path("learner.toml"),
+    log_level: Annotated[str, typer.Option(help=", ".join(LOG_LEVELS))] = "info",
+) -> None:
+    """Train, publish and serve snapshots until stopped (SIGTERM or Ctrl-C); started again, it goes on where it was."""
+    if log_level not in LOG_LEVELS:
+        raise ConfigurationError(f"--log-level {log_level} is not one of {', '.join(LOG_LEVELS)}")
+    settings = load_config(config)
+    configure_logging("echo2-learner", log_level)
+    with lock_state_dir(settings.home):
+        key = load_or_create_identity(settings.identity_path)
+        from .trainer import TorchTrainer  # here: a mistake in the settings is told before the seconds torch takes
+
+        run_daemon(partial(_serve, settings, key, TorchTrainer(settings)))
+
+
+async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer) -> None:
+    coordinator = config.coordinator_address
+    store = DiskStore(config.home / SNAPSHOTS_FOLDER)
+    async with open_libp2p_transport(key, config.listen, announce=config.announce) as transport:
+        broadcaster = Broadcaster(transport, store, coordinator.peer, clock=trio.current_time, complain=_complain)
+        service = LearnerService(
+            config=config,
+            identity=key,
+            transport=transport,
+            coordinator=coordinator,
+            run=config.run_name,
+            trainer=trainer,
+            store=store,
+            broadcaster=broadcaster,
+            clock=trio.current_time,
+            wall=time.time,
+            card=trainer.card,
+            show=partial(write_status, config.home / STATUS_FILE),
+        )
+        await service.run()
+
+
+def _complain(peer: str, error: ProtocolError) -> None:
+    log.warning("%s broke the protocol: %s", peer, error)
+
+
+def main() -> None:
+    """Entry point of the `echo2-learner` command."""
+    run_cli(app)
+
+
+if __name__ == "__main__":
+    main()

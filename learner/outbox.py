@@ -1,0 +1,84 @@
+"""What the learner owes the coordinator: the terminal state of each rollout, and what each step measured. Pure.
+
+- A drop (stale, withdrawn) may be reported at once; so may a step's numbers.
+- A consumption may be reported only when a checkpoint that covers its step is durable: else a crash would take back
+  what the coordinator was told.
+- An entry stays until the coordinator has acknowledged it; reporting again is safe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from echo2.p2p.messages import Finished, StepMetrics
+
+FINISHED_PER_REPORT = 8_192
+"""Entries of one report: with reasons of full length still half of a report's frame bound."""
+
+STEPS_PER_REPORT = 512
+
+Key = tuple[bytes, int]
+"""(lease id, sample): names one rollout of a run for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One report's content."""
+
+    finished: tuple[Finished, ...]
+    steps: tuple[StepMetrics, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.finished or self.steps)
+
+
+class Outbox:
+    """Decided and not yet acknowledged. `durable_version`: steps below it are covered by a durable checkpoint."""
+
+    def __init__(
+        self, finished: Iterable[Finished] = (), steps: Iterable[StepMetrics] = (), *, durable_version: int = 0
+    ) -> None:
+        self._finished = {(entry.lease_id, entry.sample): entry for entry in finished}
+        self._steps = {metrics.step: metrics for metrics in steps}
+        self.durable_version = durable_version
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._finished
+
+    def __len__(self) -> int:
+        return len(self._finished)
+
+    def decide(self, entry: Finished) -> None:
+        """Record a terminal state. The first one stands: a rollout has exactly one."""
+        self._finished.setdefault((entry.lease_id, entry.sample), entry)
+
+    def measured(self, metrics: StepMetrics) -> None:
+        """Record a step's numbers."""
+        self._steps[metrics.step] = metrics
+
+    def report(self) -> Report:
+        """What may be reported now, oldest first, within one message's bounds."""
+        finished: list[Finished] = []
+        for entry in self._finished.values():
+            if len(finished) == FINISHED_PER_REPORT:
+                break
+            if entry.state != "consumed" or entry.step < self.durable_version:
+                finished.append(entry)
+        return Report(tuple(finished), tuple(self._steps.values())[:STEPS_PER_REPORT])
+
+    def acknowledge(self, report: Report) -> None:
+        """The coordinator has it. What was decided or measured anew since is kept."""
+        for entry in report.finished:
+            self._finished.pop((entry.lease_id, entry.sample), None)
+        for metrics in report.steps:
+            if self._steps.get(metrics.step) == metrics:
+                del self._steps[metrics.step]
+
+    def unreported(self) -> Report:
+        """What a checkpoint must carry: consumptions and numbers. (Drops are decided again after a crash.)"""
+        consumed = tuple(entry for entry in self._finished.values() if entry.state == "consumed")
+        return Report(consumed, tuple(self._steps.values()))

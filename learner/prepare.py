@@ -1,0 +1,54 @@
+"""Makes the model folders a run starts from: `echo2-learner prepare` (no network, nothing downloaded)."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from echo2.p2p.errors import ConfigurationError
+from echo2.tasks.model_card import load_model_card
+
+if TYPE_CHECKING:
+    from echo2.tasks.model_card import ModelCard
+
+ModelName = Literal["tiny", "smollm2"]
+MODEL_NAMES: tuple[ModelName, ...] = ("tiny", "smollm2")
+
+
+def prepare(model: ModelName, out: Path) -> ModelCard:
+    """Makes the model folder `out`, or nothing at all: a folder cut off half-way never appears under that name.
+
+    Raises ConfigurationError when `out` is there already and not empty, when the weights are not installed, or when
+    the disk refuses.
+    """
+    if model not in MODEL_NAMES:
+        raise ConfigurationError(f"there is no model {model!r} to prepare; choose one of {', '.join(MODEL_NAMES)}")
+    out = out.absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigurationError(f"{out} exists and is not an empty folder; name another or remove it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+            folder = Path(scratch) / "model"
+            folder.mkdir()
+            _fill(model, folder)
+            card = load_model_card(folder)
+            if out.exists():
+                out.rmdir()
+            folder.rename(out)
+    except OSError as error:
+        raise ConfigurationError(f"the model folder {out} cannot be written: {error.strerror or error}") from error
+    return card
+
+
+def _fill(model: ModelName, folder: Path) -> None:
+    # Imported here: a wrong name or folder is refused at once, not after the seconds torch takes.
+    if model == "tiny":
+        from .tiny import prepare_tiny  # noqa: PLC0415
+
+        prepare_tiny(folder)
+    else:
+        from .smollm2 import prepare_smollm2  # noqa: PLC0415
+
+        prepare_smollm2(folder)

@@ -1,0 +1,155 @@
+"""Handing rollouts in and bringing receipts home. What is in the spool is sent until it is acknowledged."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from echo2.p2p.channel import request
+from echo2.p2p.errors import FrameTooLarge, ProtocolError, Refused, SchemaViolation, Unreachable
+from echo2.p2p.identity import open_signed
+from echo2.p2p.messages import ReceiptBatch, ReceiptsReply, ReceiptsRequest, SubmitReply, SubmitRequest
+
+from .lifecycle import Blocked, Cleared, State
+from .limits import Backoff
+from .spool import SpoolFull
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from echo2.p2p.join import JoinString
+    from echo2.p2p.messages import Slice
+    from echo2.p2p.transport import Transport
+
+    from .config import NodeSettings
+    from .membership import Member
+    from .situation import Membership, Situation
+    from .spool import Spool
+
+log = logging.getLogger(__name__)
+
+
+class Delivery:
+    """`submit` and `collect` run side by side."""
+
+    def __init__(
+        self,
+        situation: Situation,
+        *,
+        config: NodeSettings,
+        transport: Transport,
+        join: JoinString,
+        spool: Spool,
+        member: Member,
+        rng: random.Random,
+    ) -> None:
+        self._situation = situation
+        self._config = config
+        self._transport = transport
+        self._join = join
+        self._spool = spool
+        self._member = member
+        self._submit_backoff = Backoff(rng)
+        self._receipts_backoff = Backoff(rng)
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything generated for this run is acknowledged."""
+        return not self._spool.waiting(self._join.run)
+
+    async def submit(self) -> None:
+        """For ever: send what is spooled, oldest first, until it is acknowledged."""
+        while True:
+            await self._situation.until(lambda: not self.flushed)
+            membership = await self._situation.joined()
+            slices = self._spool.pending(membership.descriptor.run)
+            wait: float
+            try:
+                await self._submit(membership, slices)
+                self._submit_backoff.reset()
+                continue
+            except Unreachable as error:
+                self._member.lost(membership, error)
+                wait = self._submit_backoff.next()
+            except Refused as error:
+                self._situation.failed("submit", error)
+                wait = self._submit_backoff.next(error.retry_seconds)
+            except ProtocolError as error:
+                self._situation.protocol_errors += 1
+                self._situation.failed("submit", error)
+                wait = self._submit_backoff.next()
+            except SpoolFull as error:
+                self._situation.failed("spool", error)
+                self._situation.happened(Blocked("disk", str(error)))
+                wait = self._submit_backoff.next()
+            await self._situation.pause(wait)
+
+    async def _submit(self, membership: Membership, slices: Sequence[Slice]) -> None:
+        message = SubmitRequest(run=membership.descriptor.run, slices=tuple(slices))
+        try:
+            reply = await request(self._transport, self._join.coordinator, "rollouts", message, SubmitReply)
+        except FrameTooLarge as error:
+            if len(slices) > 1:
+                await self._submit(membership, slices[:1])
+                return
+            # It can never be sent: out of the way, with the reason in the history.
+            self._spool.give_up(slices[0].lease_id, str(error))
+            self._situation.counts = self._spool.counts()
+            self._situation.failed("submit", error)
+            return
+        sent = {piece.lease_id for piece in slices}
+        if any(ack.lease_id not in sent for ack in reply.acks):
+            raise SchemaViolation("an acknowledgement for a slice that was not sent")
+        if not self._spool.acknowledge(reply.acks):
+            raise SchemaViolation("the coordinator acknowledged none of the slices sent")
+        self._situation.counts = self._spool.counts()
+        self._situation.happened(Cleared("disk"))
+        self._situation.notify()
+        for ack in reply.acks:
+            if ack.state == "rejected":
+                self._situation.failed("rejected", ack.reason)
+                log.warning("lease %s was rejected: %s", ack.lease_id.hex(), ack.reason)
+
+    async def collect(self) -> None:
+        """For ever: receipts of what was acknowledged and is not decided yet."""
+        while True:
+            membership = await self._situation.joined()
+            wait = self._config.receipts_seconds
+            if self._situation.state is State.FINISHING:
+                wait = min(wait, 1.0)
+            try:
+                while await self._collect(membership):
+                    pass
+                self._receipts_backoff.reset()
+            except Unreachable as error:
+                self._member.lost(membership, error)
+                wait = self._receipts_backoff.next()
+            except Refused as error:
+                self._situation.failed("receipts", error)
+                wait = self._receipts_backoff.next(error.retry_seconds)
+            except ProtocolError as error:
+                self._situation.protocol_errors += 1
+                self._situation.failed("receipts", error)
+                wait = self._receipts_backoff.next(wait)
+            except SpoolFull as error:
+                self._situation.failed("spool", error)
+                wait = self._receipts_backoff.next(wait)
+            await self._situation.pause(wait)
+            await self._situation.until(lambda: self._situation.counts.undecided > 0)
+
+    async def _collect(self, membership: Membership) -> bool:
+        """One page of receipts; whether there are more behind it."""
+        after = self._spool.receipts_after(membership.descriptor.run)
+        ask = ReceiptsRequest(run=membership.descriptor.run, after_sequence=after)
+        reply = await request(self._transport, self._join.coordinator, "receipts", ask, ReceiptsReply)
+        batch = open_signed(reply.batch, self._join.peer, "receipts", ReceiptBatch)
+        if (batch.run, batch.peer) != (membership.descriptor.run, self._transport.peer_id):
+            raise SchemaViolation("receipts of another run or node")
+        sequences = [receipt.sequence for receipt in batch.receipts]
+        if sequences != sorted(set(sequences)) or (sequences and sequences[0] <= after):
+            raise SchemaViolation("receipts out of order")
+        kept = self._spool.keep_receipts(reply.batch, batch)
+        self._situation.counts = self._spool.counts()
+        self._situation.notify()
+        return reply.more and kept > 0

@@ -1,0 +1,184 @@
+"""`echo2-node`: take part in a run with this machine, see what it does, tell it to pause, go on or finish."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import trio
+import typer
+
+from echo2.p2p.daemon import (
+    STATUS_FILE,
+    configure_logging,
+    lock_state_dir,
+    read_status,
+    run_cli,
+    run_daemon,
+    write_status,
+)
+from echo2.p2p.disk_store import DiskStore
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.identity import load_or_create_identity
+from echo2.p2p.join import JoinString, parse_join_string
+from echo2.p2p.libp2p_transport import open_libp2p_transport
+from echo2.p2p.settings import make_settings
+
+from .commands import FileCommands
+from .config import NodeSettings
+from .process_engine import ProcessEngine
+from .service import NodeService
+from .spool import Spool
+from .status import table
+
+HOME_DEFAULT = Path("~/.echo2-node")
+
+KEY_FILE = "identity.key"
+SPOOL_FILE = "spool.sqlite"
+SNAPSHOTS_FOLDER = "snapshots"
+
+STATUS_AGE_SECONDS_MAX = 10.0
+"""The daemon writes its status each second; one older than this was left by a daemon that is gone."""
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+Home = Annotated[Path, typer.Option("--home", help="Folder of this node: its key, spool and snapshots.")]
+
+
+def main() -> None:
+    """Entry point."""
+    run_cli(app)
+
+
+@app.command()
+def run(
+    join: Annotated[str, typer.Option("--join", help="The join string you were given (echo2://...).")],
+    home: Home = HOME_DEFAULT,
+    name: Annotated[str, typer.Option(help="What the node is called in lists.")] = "node",
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(help="Address to be reached at, such as /ip4/0.0.0.0/tcp/4001; none: dial out only."),
+    ] = None,
+    announce: Annotated[
+        list[str] | None, typer.Option(help="Address to tell others instead, behind a forwarded port.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Processor threads for generating.")] = 1,
+    batch: Annotated[int, typer.Option(help="Most samples in hand for one batch.")] = 1024,
+    sequences: Annotated[int, typer.Option(help="Samples generated side by side, up to 256.")] = 256,
+    cache_mib: Annotated[int, typer.Option(help="Most MiB for the key-value cache.")] = 512,
+    gpu_layers: Annotated[int, typer.Option(help="Model layers on the GPU; -1 = all, 0 = none.")] = -1,
+    snapshots_kept: Annotated[int, typer.Option(help="Snapshots kept on disk.")] = 2,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Take part in a run until stopped (Ctrl-C, SIGTERM) or told to finish."""
+    parsed = parse_join_string(join)
+    settings = make_settings(
+        {
+            "name": name,
+            "listen": listen or [],
+            "announce": announce or [],
+            "threads": threads,
+            "batch": batch,
+            "sequences": sequences,
+            "cache_mib": cache_mib,
+            "gpu_layers": gpu_layers,
+            "snapshots_kept": snapshots_kept,
+        },
+        NodeSettings,
+        source="the command line",
+    )
+    if log_level.lower() not in {"debug", "info", "warning", "error"}:
+        raise ConfigurationError(f"--log-level {log_level}: use debug, info, warning or error")
+    configure_logging("node", log_level)
+    folder = home.expanduser()
+    with lock_state_dir(folder):
+
+        async def serve() -> None:
+            await _serve(settings, parsed, folder)
+
+        run_daemon(serve)
+
+
+async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
+    identity = load_or_create_identity(home / KEY_FILE)
+    spool = Spool(home / SPOOL_FILE)
+    engine = ProcessEngine(settings.engine)
+    try:
+        async with open_libp2p_transport(identity, settings.listen, announce=settings.announce) as transport:
+            service = NodeService(
+                config=settings,
+                identity=identity,
+                transport=transport,
+                join=join,
+                engine=engine,
+                store=DiskStore(home / SNAPSHOTS_FOLDER),
+                spool=spool,
+                clock=trio.current_time,
+                rng=random.SystemRandom(),
+                commands=FileCommands(home),
+                show=lambda status: write_status(home / STATUS_FILE, status),
+                software=f"echo2-node {version('echo2')}",
+            )
+            await service.run()
+    finally:
+        await engine.close()
+        spool.close()
+
+
+@app.command()
+def status(
+    home: Home = HOME_DEFAULT,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole status as JSON.")] = False,
+) -> None:
+    """Show what the node in this home does, what was accepted, and what it waits for."""
+    path = _existing(home) / STATUS_FILE
+    found = read_status(path)
+    if found is None:
+        raise ConfigurationError(f"no node has run in {path.parent} yet; start one with `echo2-node run`")
+    age = time.time() - path.stat().st_mtime
+    running = age <= STATUS_AGE_SECONDS_MAX and found.get("state") != "stopped"
+    if as_json:
+        typer.echo(json.dumps(found | {"running": running}, indent=1))
+        return
+    rows = table(found)
+    if not running:
+        rows.insert(0, ("not running", f"last seen {age:.0f} s ago; what follows is from then"))
+    width = max(len(label) for label, _ in rows)
+    for label, text in rows:
+        typer.echo(f"{label:<{width}}  {text}")
+
+
+@app.command()
+def pause(home: Home = HOME_DEFAULT) -> None:
+    """Generate nothing more until `resume`, also after a restart. What is in hand is completed and sent."""
+    FileCommands(_existing(home)).write("pause")
+    typer.echo("paused; go on with `echo2-node resume`")
+
+
+@app.command()
+def resume(home: Home = HOME_DEFAULT) -> None:
+    """Go on after `pause`, or take back a `finish` that is not done yet."""
+    FileCommands(_existing(home)).write("run")
+    typer.echo("resumed")
+
+
+@app.command()
+def finish(home: Home = HOME_DEFAULT) -> None:
+    """Complete what is in hand, send everything, collect the receipts that are due, then stop."""
+    FileCommands(_existing(home)).write("finish")
+    typer.echo("finishing; `echo2-node status` shows how far it is")
+
+
+def _existing(home: Path) -> Path:
+    folder = home.expanduser()
+    if not folder.is_dir():
+        raise ConfigurationError(f"there is no node home {folder}; is --home right?")
+    return folder
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Being in the pool: hello until welcomed, then heartbeats until the coordinator is lost, and again."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+from echo2.p2p.channel import request
+from echo2.p2p.errors import ConfigurationError, ProtocolError, Refused, SchemaViolation, Unreachable
+from echo2.p2p.identity import open_signed
+from echo2.p2p.messages import (
+    WIRE_VERSION,
+    Heartbeat,
+    HeartbeatBody,
+    HeartbeatReply,
+    Hello,
+    PoolNotice,
+    RunDescriptor,
+    Welcome,
+)
+
+from .lifecycle import Blocked, Cleared, Joined, Lost
+from .limits import Backoff
+from .situation import Membership
+
+if TYPE_CHECKING:
+    import random
+
+    from echo2.p2p.identity import Identity
+    from echo2.p2p.join import JoinString
+    from echo2.p2p.transport import Transport
+
+    from .config import NodeSettings
+    from .situation import Situation
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_PAUSE_SECONDS_MIN = 0.25
+"""Between two heartbeats when the coordinator answers at once: it decides how often (by holding), this is the bound."""
+
+SESSION_ENDED = "session_ended"
+"""The coordinator's word that a later process goes on with this key."""
+
+SUSPENDED_STATES = frozenset({"suspended", "banned"})
+
+
+class Member:
+    """Owns `Situation.membership` and `Situation.notice`."""
+
+    def __init__(
+        self,
+        situation: Situation,
+        *,
+        config: NodeSettings,
+        identity: Identity,
+        transport: Transport,
+        join: JoinString,
+        software: str,
+        rng: random.Random,
+    ) -> None:
+        self._situation = situation
+        self._config = config
+        self._identity = identity
+        self._transport = transport
+        self._join = join
+        self._software = software
+        self._backoff = Backoff(rng)
+        self._session = rng.randbytes(16)
+        self._sequence = 0
+        self._memberships = 0
+
+    def lost(self, membership: Membership, error: Exception) -> None:
+        """A request made under `membership` failed in a way that only a new hello can mend."""
+        if membership is self._situation.membership and self._situation.facts.joined:
+            log.warning("the coordinator is lost: %s", error)
+            self._situation.failed("coordinator", error)
+            self._situation.happened(Lost())
+
+    async def run(self) -> None:
+        """Hello, stay, hello again. Raises ConfigurationError when the coordinator's no is final."""
+        while True:
+            await self._join_pool()
+            self._backoff.reset()
+            await self._situation.until(lambda: not self._situation.facts.joined)
+            await trio.sleep(self._backoff.next())
+
+    async def _join_pool(self) -> None:
+        hello = Hello(
+            wire_versions=(WIRE_VERSION,),
+            software=self._software,
+            role="node",
+            name=self._config.name,
+            token=self._join.token,
+            addresses=self._transport.addresses,
+        )
+        while True:
+            wait: float | None = None
+            try:
+                welcome = await request(self._transport, self._join.coordinator, "hello", hello, Welcome)
+                self._welcomed(welcome)
+                return
+            except Refused as error:
+                if error.retry_seconds is None:
+                    raise ConfigurationError(f"the coordinator refuses this node: {error.detail}") from error
+                wait = error.retry_seconds
+                self._situation.failed("coordinator", error)
+            except (Unreachable, ProtocolError) as error:
+                self._situation.failed("coordinator", error)
+            await trio.sleep(self._backoff.next(wait))
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        descriptor = open_signed(welcome.descriptor, self._join.peer, "run", RunDescriptor)
+        if descriptor.run != self._join.run:
+            raise ConfigurationError(
+                f"the coordinator runs {descriptor.run!r}, the join string is for {self._join.run!r}; ask for a new one"
+            )
+        if welcome.wire_version != WIRE_VERSION:
+            raise SchemaViolation(f"the coordinator chose wire version {welcome.wire_version}, which was not offered")
+        self._memberships += 1
+        self._situation.membership = Membership(self._memberships, descriptor, welcome.heartbeat_seconds)
+        self._verdict(welcome.node_state)
+        self._situation.happened(Joined())
+        log.info("joined run %s of %s", descriptor.run, self._join.peer)
+
+    async def beat(self) -> None:
+        """Heartbeats: one at a time, held by the coordinator; a new one at once when something changes here."""
+        situation = self._situation
+        while True:
+            membership = await situation.joined()
+            sent_at, shown = situation.clock(), self._shown()
+            pause = HEARTBEAT_PAUSE_SECONDS_MIN
+            try:
+                await self._heartbeat_unless_news(membership, shown)
+            except ProtocolError as error:
+                situation.protocol_errors += 1
+                situation.failed("heartbeat", error)
+                pause = membership.heartbeat_seconds
+            except (Unreachable, Refused) as error:
+                wait = error.retry_seconds if isinstance(error, Refused) else None
+                if isinstance(error, Refused) and error.code == SESSION_ENDED:
+                    raise ConfigurationError(f"this node's key is in use elsewhere: {error.detail}") from error
+                if not wait:  # a final no, or `retry at once`: either way hello says what is the matter
+                    self.lost(membership, error)
+                    continue
+                pause = wait
+            left = sent_at + min(pause, membership.heartbeat_seconds) - situation.clock()
+            await situation.pause(left, unless=functools.partial(self._has_news, shown))
+
+    async def _heartbeat_unless_news(self, membership: Membership, shown: tuple[object, ...]) -> None:
+        """One heartbeat, given up when our own news (an install, a pause) must not wait for its held reply."""
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_on_news, shown, nursery.cancel_scope)
+            try:
+                notice = await self._heartbeat(membership)
+                self._situation.notice = notice
+                self._verdict(notice.node_state)
+                self._situation.notify()
+            except (ProtocolError, Unreachable, Refused) as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _heartbeat(self, membership: Membership) -> PoolNotice:
+        self._sequence += 1
+        situation, snapshot = self._situation, self._situation.installed
+        body = HeartbeatBody(
+            run=membership.descriptor.run,
+            session=self._session,
+            sequence=self._sequence,
+            epoch=snapshot.manifest.epoch if snapshot else 0,
+            version=snapshot.manifest.version if snapshot else None,
+            manifest_hash=snapshot.manifest_hash if snapshot else None,
+            state=situation.state.value,
+            leases_held=situation.leases_held,
+            rollouts_generated=situation.counts.generated,
+            rollouts_spooled=situation.counts.spooled,
+            tokens_per_second=situation.tokens_rate.per_second or 0.0,
+            hold_seconds=membership.heartbeat_seconds,
+        )
+        reply = await request(
+            self._transport,
+            self._join.coordinator,
+            "heartbeat",
+            Heartbeat(body=self._identity.sign("heartbeat", body)),
+            HeartbeatReply,
+            wait_seconds=membership.heartbeat_seconds,
+        )
+        notice = open_signed(reply.notice, self._join.peer, "notice", PoolNotice)
+        bound = (notice.run, notice.peer, notice.session, notice.sequence)
+        if bound != (body.run, self._identity.peer_id, body.session, body.sequence):
+            raise SchemaViolation("the notice answers another heartbeat than this node's last")
+        return notice
+
+    def _shown(self) -> tuple[object, ...]:
+        """What the coordinator must hear of at once."""
+        return (self._situation.order, self._situation.state)
+
+    def _has_news(self, shown: tuple[object, ...]) -> bool:
+        return self._shown() != shown
+
+    async def _cancel_on_news(self, shown: tuple[object, ...], scope: trio.CancelScope) -> None:
+        await self._situation.until(functools.partial(self._has_news, shown))
+        scope.cancel()
+
+    def _verdict(self, node_state: str) -> None:
+        if node_state in SUSPENDED_STATES:
+            self._situation.happened(Blocked("coordinator", f"the coordinator has {node_state} this node"))
+        else:
+            self._situation.happened(Cleared("coordinator"))

@@ -1,0 +1,106 @@
+"""What a node knows about itself and its pool, shared by its services; whoever changes it wakes whoever waits on it.
+
+One trio task at a time runs between two awaits, so plain attributes are enough. Nothing here decides or does I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from .lifecycle import Facts, State, state_of, step
+from .limits import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from echo2.p2p.messages import PoolNotice, RunDescriptor
+    from echo2.p2p.store import Snapshot
+
+    from .lifecycle import Event
+    from .spool import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What the coordinator granted on this connection."""
+
+    number: int
+    descriptor: RunDescriptor
+    heartbeat_seconds: float
+
+
+class Situation:
+    """See the module. Times are of the node's clock."""
+
+    def __init__(self, clock: Callable[[], float], counts: Counts) -> None:
+        self.clock = clock
+        self.facts = Facts()
+        self.membership: Membership | None = None
+        self.notice: PoolNotice | None = None
+        self.installed: Snapshot | None = None
+        self.installs = 0
+        self.leases_held = 0
+        self.counts = counts
+        self.tokens_rate = Rate()
+        self.samples_rate = Rate()
+        self.last_error = ""
+        self.last_error_at: float | None = None
+        self.lease_reason = ""
+        self.protocol_errors = 0
+        self._changed = trio.Event()
+
+    @property
+    def state(self) -> State:
+        """The state that follows from the facts."""
+        return state_of(self.facts)
+
+    def happened(self, event: Event) -> None:
+        """An event of the lifecycle."""
+        facts = step(self.facts, event)
+        if facts != self.facts:
+            self.facts = facts
+            self.notify()
+
+    def failed(self, what: str, error: BaseException | str) -> None:
+        """Something went wrong and will be tried again; shown as `last_error`."""
+        self.last_error = f"{what}: {' '.join(str(error).split()) or type(error).__name__}"
+        self.last_error_at = self.clock()
+
+    def notify(self) -> None:
+        """Wake everybody who waits on a change."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def until(self, holds: Callable[[], object], *, seconds: float = float("inf")) -> bool:
+        """Wait until `holds()`, at most `seconds`; whether it holds."""
+        with trio.move_on_after(seconds):
+            while not holds():
+                await self._changed.wait()
+        return bool(holds())
+
+    async def pause(self, seconds: float, *, unless: Callable[[], object] = lambda: False) -> None:
+        """Wait `seconds`, less when `unless()` comes to hold."""
+        await self.until(unless, seconds=max(seconds, 0.0))
+
+    async def joined(self) -> Membership:
+        """Wait for a welcome; the membership in force."""
+        await self.until(lambda: self.facts.joined)
+        assert self.membership is not None
+        return self.membership
+
+    @property
+    def order(self) -> tuple[int, int] | None:
+        """(epoch, version) in use; None when nothing is installed."""
+        snapshot = self.installed
+        return None if snapshot is None else (snapshot.manifest.epoch, snapshot.manifest.version)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the pool has a newer snapshot than the one in use."""
+        notice = self.notice
+        if notice is None or notice.version is None or notice.manifest_hash is None:
+            return False
+        return self.order is None or (notice.epoch, notice.version) > self.order

@@ -1,0 +1,262 @@
+"""What a node must not lose: finished slices not yet acknowledged, receipts, and the counts it shows its owner.
+
+SQLite in WAL mode with synchronous=FULL: what a method has returned survives `kill -9` and a power cut. Slices keep the
+exact records that are sent; receipts keep the coordinator's signed bytes, so they can be verified offline for good.
+A full disk raises `SpoolFull`; nothing half-written remains and the same call may be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from echo2.p2p.codec import decode_record, encode_record
+from echo2.p2p.errors import ConfigurationError, Echo2Error
+from echo2.p2p.messages import SLICES_MAX, ReceiptBatch, Signed, Slice, SliceAck
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Kind = Literal["train", "eval"]
+
+SUBMIT_BYTES_MAX = 12 << 20
+"""Rollout bytes in one submission: well under its frame's 16 MiB, with room for msgpack's own."""
+
+ACKED_ROWS_MAX = 20_000
+"""Acknowledged slices kept as history; their counts stay for ever in `total`."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS slice (
+    lease_id BLOB PRIMARY KEY, run TEXT NOT NULL, kind TEXT NOT NULL,
+    ordinal INTEGER NOT NULL, version INTEGER NOT NULL, samples INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    record BLOB, state TEXT NOT NULL, reason TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS queue (place INTEGER PRIMARY KEY AUTOINCREMENT, lease_id BLOB NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS history (place INTEGER PRIMARY KEY AUTOINCREMENT, lease_id BLOB NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS receipts (
+    run TEXT NOT NULL, last INTEGER NOT NULL, payload BLOB NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (run, last)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS total (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+_FULL = frozenset({"SQLITE_FULL", "SQLITE_IOERR", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "SQLITE_CANTOPEN"})
+
+
+class SpoolFull(Echo2Error):
+    """The disk takes no more. Nothing was changed; the same call may be repeated once there is room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A slice as generated, with what its lease said of it."""
+
+    run: str
+    kind: Kind
+    ordinal: int
+    version: int
+    slice: Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rollouts, not slices. `submitted` are acknowledged ones (durable at the coordinator), each counted once."""
+
+    generated: int
+    submitted: int
+    evaluations_submitted: int
+    spooled: int
+    receipts: dict[str, int]
+
+    @property
+    def undecided(self) -> int:
+        """Acknowledged rollouts that no receipt speaks of yet."""
+        return max(self.submitted + self.evaluations_submitted - sum(self.receipts.values()), 0)
+
+
+class Spool:
+    """One file, one process (the node's lock sees to it). `":memory:"` lives as long as the object: for simulations."""
+
+    def __init__(self, path: Path | str) -> None:
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise ConfigurationError(
+                f"cannot use the spool {path}: {error}; free some room, or move the file away to start a new one"
+            ) from error
+        self._remember()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    # slices
+
+    def add(self, finished: Sequence[Finished]) -> None:
+        """Keep generated slices until they are acknowledged. A lease already kept is left as it is."""
+        with self._transaction():
+            for item in finished:
+                record = encode_record(item.slice)
+                samples = len(item.slice.rollouts)
+                added = self._db.execute(
+                    "INSERT OR IGNORE INTO slice VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'spooled', '')",
+                    (
+                        item.slice.lease_id,
+                        item.run,
+                        item.kind,
+                        item.ordinal,
+                        item.version,
+                        samples,
+                        len(record),
+                        record,
+                    ),
+                ).rowcount
+                if added:
+                    self._db.execute("INSERT INTO queue (lease_id) VALUES (?)", (item.slice.lease_id,))
+                    self._count("generated", samples)
+                    self._count("spooled", samples)
+
+    def pending(self, run: str) -> list[Slice]:
+        """The oldest slices that wait for an acknowledgement: at most one submission's worth."""
+        rows = self._db.execute(
+            "SELECT bytes, record FROM queue JOIN slice USING (lease_id) WHERE run = ? ORDER BY place LIMIT ?",
+            (run, SLICES_MAX),
+        ).fetchall()
+        chosen: list[Slice] = []
+        total = 0
+        for size, record in rows:
+            total += size
+            if chosen and total > SUBMIT_BYTES_MAX:
+                break
+            chosen.append(decode_record(record, Slice))
+        return chosen
+
+    def waiting(self, run: str) -> int:
+        """Slices of this run that wait for an acknowledgement."""
+        return self._waiting.get(run, 0)
+
+    def acknowledge(self, acks: Sequence[SliceAck]) -> int:
+        """Forget the bytes of acknowledged slices and count them, each once. Returns how many were news."""
+        news = 0
+        with self._transaction():
+            for ack in acks:
+                row = self._db.execute(
+                    "SELECT kind, samples FROM slice WHERE lease_id = ? AND record IS NOT NULL", (ack.lease_id,)
+                ).fetchone()
+                if row is None:
+                    continue
+                kind, samples = row
+                self._db.execute(
+                    "UPDATE slice SET record = NULL, state = ?, reason = ? WHERE lease_id = ?",
+                    (ack.state, ack.reason, ack.lease_id),
+                )
+                self._db.execute("DELETE FROM queue WHERE lease_id = ?", (ack.lease_id,))
+                self._db.execute("INSERT INTO history (lease_id) VALUES (?)", (ack.lease_id,))
+                self._count("submitted" if kind == "train" else "evaluations_submitted", samples)
+                self._count("spooled", -samples)
+                news += 1
+            self._prune()
+        return news
+
+    def give_up(self, lease_id: bytes, reason: str) -> None:
+        """Put aside a slice that can never be sent; it stays in the history, uncounted."""
+        with self._transaction():
+            row = self._db.execute(
+                "SELECT samples FROM slice WHERE lease_id = ? AND record IS NOT NULL", (lease_id,)
+            ).fetchone()
+            if row is None:
+                return
+            self._db.execute(
+                "UPDATE slice SET record = NULL, state = 'unsendable', reason = ? WHERE lease_id = ?",
+                (reason, lease_id),
+            )
+            self._db.execute("DELETE FROM queue WHERE lease_id = ?", (lease_id,))
+            self._db.execute("INSERT INTO history (lease_id) VALUES (?)", (lease_id,))
+            self._count("spooled", -row[0])
+
+    # receipts
+
+    def receipts_after(self, run: str) -> int:
+        """The cursor: the highest sequence kept for this run, 0 for none."""
+        (last,) = self._db.execute("SELECT MAX(last) FROM receipts WHERE run = ?", (run,)).fetchone()
+        return int(last or 0)
+
+    def keep_receipts(self, signed: Signed, batch: ReceiptBatch) -> int:
+        """Keep a verified batch, its exact bytes, and count the receipts above the cursor. Returns how many."""
+        after = self.receipts_after(batch.run)
+        new = [receipt for receipt in batch.receipts if receipt.sequence > after]
+        if new:
+            with self._transaction():
+                self._db.execute(
+                    "INSERT INTO receipts VALUES (?, ?, ?, ?)",
+                    (batch.run, max(r.sequence for r in new), signed.payload, signed.signature),
+                )
+                for receipt in new:
+                    self._count(f"receipt:{receipt.state}", 1)
+        return len(new)
+
+    def receipt_batches(self, run: str) -> Iterator[Signed]:
+        """Every kept batch in order, as signed."""
+        rows = self._db.execute("SELECT payload, signature FROM receipts WHERE run = ? ORDER BY last", (run,))
+        for payload, signature in rows:
+            yield Signed(payload=payload, signature=signature)
+
+    # counts
+
+    def counts(self) -> Counts:
+        """The sums, over all runs this home has taken part in."""
+        totals = self._totals
+        return Counts(
+            generated=totals.get("generated", 0),
+            submitted=totals.get("submitted", 0),
+            evaluations_submitted=totals.get("evaluations_submitted", 0),
+            spooled=totals.get("spooled", 0),
+            receipts={name.split(":")[1]: value for name, value in totals.items() if name.startswith("receipt:")},
+        )
+
+    def _count(self, name: str, by: int) -> None:
+        self._db.execute(
+            "INSERT INTO total VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            (name, by),
+        )
+
+    def _remember(self) -> None:
+        """The sums in memory: they are asked for at every turn of the services."""
+        self._totals: dict[str, int] = dict(self._db.execute("SELECT name, value FROM total"))
+        self._waiting: dict[str, int] = dict(
+            self._db.execute("SELECT run, COUNT(*) FROM queue JOIN slice USING (lease_id) GROUP BY run")
+        )
+
+    def _prune(self) -> None:
+        self._db.execute(
+            "DELETE FROM slice WHERE lease_id IN (SELECT lease_id FROM history WHERE place <= "
+            "(SELECT MAX(place) FROM history) - ?)",
+            (ACKED_ROWS_MAX,),
+        )
+        self._db.execute("DELETE FROM history WHERE place <= (SELECT MAX(place) FROM history) - ?", (ACKED_ROWS_MAX,))
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+            self._remember()
+        except sqlite3.OperationalError as error:
+            self._rollback()
+            name = getattr(error, "sqlite_errorname", "")
+            if name in _FULL or name.startswith("SQLITE_IOERR"):
+                raise SpoolFull(f"the disk takes no more ({error}); free some room and the node goes on") from error
+            raise
+        except BaseException:
+            self._rollback()
+            raise
+
+    def _rollback(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")

@@ -1,0 +1,125 @@
+"""What the owner of the machine sees: one record, written each second, and the table `echo2-node status` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from .lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from echo2.p2p.broadcast import FetchProgress
+
+    from .situation import Situation
+
+
+class NodeStatus(BaseModel):
+    """The state of one node. Counts are of rollouts over the life of the home; `*_submitted` are acknowledged ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    peer: str
+    name: str
+    state: str
+    command: str
+    waiting_for: str
+    last_error: str
+    last_error_seconds: float | None
+    """How long ago it happened."""
+
+    run: str
+    run_state: str
+    node_state: str
+    """The coordinator's verdict on this node, not the node's own belief."""
+    epoch: int | None
+    version: int | None
+    manifest_hash: str
+    pool_version: int | None
+    """The newest published version, by the coordinator's last signed word."""
+    installs: int
+    installing: str
+    """What is being fetched, in words; empty when nothing is."""
+
+    leases_held: int
+    leases_expired: int
+    leases_refused: int
+    rollouts_generated: int
+    rollouts_submitted: int
+    evaluations_submitted: int
+    spooled: int
+    receipts: dict[str, int]
+    receipts_waiting: int
+    tokens_per_second: float
+    rollouts_per_second: float
+
+    received_bytes: int
+    relayed_bytes: int
+    protocol_errors: int
+    engine_restarts: int
+    addresses: tuple[str, ...]
+
+
+def installing(progress: FetchProgress | None) -> str:
+    """The download going on, in words."""
+    if progress is None:
+        return ""
+    reason = f": {progress.reason}" if progress.reason else ""
+    return f"snapshot {progress.version}, {progress.chunks_held} of {progress.chunks} chunks{reason}"
+
+
+def waiting_for(situation: Situation, *, download: str, idle: bool) -> str:
+    """Why nothing is generated just now, in words; empty while work flows."""
+    counts = situation.counts
+    match situation.state:
+        case State.STARTING:
+            return "the start of its services"
+        case State.JOINING:
+            return "the coordinator's welcome"
+        case State.INSTALLING:
+            return download or ("the engine" if situation.behind else "the first snapshot to be published")
+        case State.BLOCKED:
+            return "; ".join(situation.facts.blocks.values())
+        case State.PAUSED:
+            return "`echo2-node resume`"
+        case State.FINISHING if not idle:
+            return "the batch in hand"
+        case State.FINISHING if counts.spooled:
+            return f"{counts.spooled} rollouts to be acknowledged"
+        case State.FINISHING:
+            return f"receipts of {counts.undecided} rollouts"
+        case State.WORKING if not situation.leases_held:
+            return situation.lease_reason or "leases"
+        case _:
+            return ""
+
+
+def table(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows of the table, from a status file (which an older or newer version may have written)."""
+
+    def value(name: str) -> str:
+        found = status.get(name)
+        return "-" if found is None or found == "" else str(found)
+
+    receipts = status.get("receipts") or {}
+    speed = float(status.get("tokens_per_second") or 0)
+    rows = [
+        ("node", f"{value('name')}  {value('peer')}"),
+        ("state", value("state")),
+        ("waiting for", value("waiting_for")),
+        ("run", f"{value('run')} ({value('run_state')}); this node: {value('node_state')}"),
+        ("version", f"{value('version')} in use, {value('pool_version')} published"),
+        ("fetching", value("installing")),
+        (
+            "generated",
+            f"{value('rollouts_generated')} rollouts, {speed:.0f} tokens/s",
+        ),
+        ("acknowledged", f"{value('rollouts_submitted')} training, {value('evaluations_submitted')} evaluation"),
+        ("spooled", value("spooled")),
+        ("receipts", ", ".join(f"{count} {state}" for state, count in sorted(receipts.items())) or "-"),
+        ("relayed", f"{int(status.get('relayed_bytes') or 0) / 1e6:.1f} MB"),
+        ("last error", value("last_error")),
+    ]
+    return [(name, text) for name, text in rows if text != "-"]

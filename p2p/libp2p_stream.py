@@ -1,0 +1,184 @@
+"""One yamux stream: its buffers, its windows, and the calls of `transport.Stream`. The connection is `libp2p_yamux`."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import TYPE_CHECKING
+
+import trio
+
+from .errors import Unreachable
+
+if TYPE_CHECKING:
+    from .libp2p_yamux import Yamux
+
+HEADER = struct.Struct(">BBHII")
+"""Version, frame type, flags, stream id, length (of the payload; of anything else, its value)."""
+
+DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+
+WINDOW_BYTES = 256 * 1024
+"""Receive window of a new stream, fixed by the specification."""
+
+WINDOW_BYTES_MAX = 8 * 1024 * 1024
+"""A window grows to this for a reader that keeps up: 1 Gbit/s at 67 ms round trip."""
+
+
+class PeerFault(Exception):
+    """The peer broke yamux; it loses the connection."""
+
+
+class YamuxStream:
+    """One stream; implements `transport.Stream`. At most one task sends and one receives at a time."""
+
+    def __init__(self, connection: Yamux, stream_id: int) -> None:
+        self.stream_id = stream_id
+        self.outgoing = memoryview(b"")
+        self.send_window = WINDOW_BYTES
+        self.receive_window = WINDOW_BYTES
+        self.touched_at = trio.current_time()
+        self.fin_sent = False
+        self.fin_received = False
+        self.abandoned = False
+        self._connection = connection
+        self._window_target = WINDOW_BYTES
+        self._credit = 0
+        self._credited_at = trio.current_time()
+        self._received: deque[bytes] = deque()
+        self._reset_reason: str | None = None
+        self._dropped = False
+        self._sending = False
+        self._sendable = trio.Event()
+        self._receivable = trio.Event()
+
+    @property
+    def peer(self) -> str:
+        """Authenticated peer id of the other end."""
+        return self._connection.peer
+
+    async def send_all(self, data: bytes) -> None:
+        """Returns when the writer has taken everything. Cancelled in between, an unknown part was sent: reset then."""
+        await trio.lowlevel.checkpoint()
+        self._raise_if_dead()
+        if self.fin_sent:
+            raise trio.ClosedResourceError("this stream was closed for writing")
+        if self._sending:
+            raise trio.BusyResourceError("two tasks send on one stream")
+        self._sending = True
+        self.outgoing = memoryview(data)
+        try:
+            self._connection.sender_waits(self)
+            while self.outgoing:
+                self._sendable = trio.Event()
+                await self._sendable.wait()
+                self._raise_if_dead()
+        finally:
+            self.outgoing = memoryview(b"")
+            self._sending = False
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        """Buffered bytes first, even when the stream has died since; then b"" after FIN, else Unreachable."""
+        await trio.lowlevel.checkpoint()
+        while not self._received:
+            if self.fin_received and not self._dropped:
+                return b""
+            self._raise_if_dead()
+            self._receivable = trio.Event()
+            await self._receivable.wait()
+        head = self._received.popleft()
+        if len(head) > max_bytes:
+            self._received.appendleft(head[max_bytes:])
+            head = head[:max_bytes]
+        self._give_credit(len(head))
+        return head
+
+    async def close_write(self) -> None:
+        """Queue FIN behind what was sent."""
+        await trio.lowlevel.checkpoint()
+        self.finish()
+
+    async def reset(self) -> None:
+        """Drop everything, tell the peer."""
+        self._reset_now("it was reset here")
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def finish(self) -> None:
+        """Send FIN, once."""
+        if self.fin_sent or self._reset_reason is not None:
+            return
+        self.fin_sent = True
+        self._connection.send_control(WINDOW_UPDATE, FIN, self.stream_id, 0)
+        if self.fin_received:
+            self._connection.forget(self.stream_id)
+
+    def abandon(self) -> None:
+        """Nobody here will use it again: reset it unless it was finished, and when the peer sends more than its FIN."""
+        self.abandoned = True
+        if not self.fin_sent or self._received:
+            self._reset_now("its handler ended")
+
+    def _reset_now(self, reason: str) -> None:
+        if self._reset_reason is None and not (self.fin_sent and self.fin_received):
+            self._connection.send_control(WINDOW_UPDATE, RST, self.stream_id, 0)
+        self._connection.forget(self.stream_id)
+        self.die(reason, drop=True)
+
+    # Called by the connection only.
+
+    @property
+    def widened_bytes(self) -> int:
+        """What its window has taken of the connection's budget."""
+        return self._window_target - WINDOW_BYTES
+
+    def die(self, reason: str, *, drop: bool) -> None:
+        """Every further call raises Unreachable, after what was received already unless `drop`."""
+        if self._reset_reason is None:
+            self._reset_reason = reason
+        if drop:
+            self._dropped = True
+            self._received.clear()
+        self.wake_sender()
+        self._receivable.set()
+
+    def wake_sender(self) -> None:
+        """The writer took everything, or the stream died."""
+        self._sendable.set()
+
+    def arrived(self, payload: bytes, *, fin: bool) -> None:
+        """Bytes within the window, then perhaps the end."""
+        self.touched_at = trio.current_time()
+        if len(payload) > self.receive_window:
+            raise PeerFault(f"sent {len(payload)} bytes into a window of {self.receive_window}")
+        self.receive_window -= len(payload)
+        if payload and self.abandoned:
+            self._reset_now("it has no reader")
+            return
+        if payload:
+            self._received.append(payload)
+        if fin:
+            self.fin_received = True
+            if self.fin_sent:
+                self._connection.forget(self.stream_id)
+        self._receivable.set()
+
+    def _raise_if_dead(self) -> None:
+        if self._reset_reason is not None:
+            raise Unreachable(f"stream with {self.peer}: {self._reset_reason}")
+
+    def _give_credit(self, count: int) -> None:
+        """Grant half a window at a time; double the window while the sender uses it up within 4 round trips."""
+        self._credit += count
+        if self._credit < self._window_target // 2 or self.fin_received or self._reset_reason is not None:
+            return
+        now = trio.current_time()
+        grant = self._credit
+        if now - self._credited_at < 4 * self._connection.round_trip_seconds and self._window_target < WINDOW_BYTES_MAX:
+            extra = self._connection.widen(self._window_target)
+            self._window_target += extra
+            grant += extra
+        self._credit = 0
+        self._credited_at = now
+        self.receive_window += grant
+        self._connection.send_control(WINDOW_UPDATE, 0, self.stream_id, grant)

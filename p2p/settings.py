@@ -1,0 +1,162 @@
+"""Strict settings: a TOML file into a frozen pydantic model, with errors written for the person who wrote the file.
+
+An unknown key is an error with a suggestion, a bad value names its key, what was given and what is allowed. Used by all
+three daemons, so a mistake reads the same everywhere.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, ValidationInfo
+
+from .errors import ConfigurationError
+
+S = TypeVar("S", bound="Settings")
+
+SETTINGS_BYTES_MAX = 1 << 20
+"""Far above any settings file; keeps a wrong path (a model, a disk image) from being read whole."""
+
+ERRORS_SHOWN_MAX = 3
+"""Mistakes named in the one error line; the rest are counted."""
+
+
+class Settings(BaseModel):
+    """Base of every settings table. Frozen, no coercion ("5" is not 5), no unknown keys, no NaN."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+def _from_file(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("must be a path")
+    path = Path(value).expanduser()
+    folder = (info.context or {}).get("folder")
+    return path if folder is None or path.is_absolute() else folder / path
+
+
+SettingsPath = Annotated[Path, PlainValidator(_from_file)]
+"""A path; a relative one starts at the settings file's own folder, so a daemon may be started from anywhere."""
+
+Port = Annotated[int, Field(ge=0, le=65535, description="a TCP port; 0 = any free one")]
+Multiaddr = Annotated[
+    str,
+    Field(
+        max_length=256,
+        pattern=r"^/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/tcp/\d{1,5}$",
+        description="an address like /ip4/0.0.0.0/tcp/4001",
+    ),
+]
+
+
+def load_settings(path: Path, kind: type[S], *, overrides: Mapping[str, Any] | None = None) -> S:
+    """Read `path` as TOML and validate it as `kind`. `overrides` (from the command line) replace top-level keys.
+
+    Raises ConfigurationError, one line, for anything a person must put right.
+    """
+    try:
+        if path.stat().st_size > SETTINGS_BYTES_MAX:
+            raise ConfigurationError(f"{path} is too large to be a settings file")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"there is no settings file {path}") from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the settings file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not a settings file: it is not UTF-8 text") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+    return make_settings(values | dict(overrides or {}), kind, source=str(path), folder=path.parent)
+
+
+def make_settings(values: Mapping[str, Any], kind: type[S], *, source: str, folder: Path | None = None) -> S:
+    """Validate `values` as `kind`; `source` is what the error message calls them.
+
+    Relative paths are taken from `folder`, or from the working directory when it is None.
+    """
+    try:
+        # Through JSON: strict mode then takes a list for a tuple and a string for a path, and nothing else.
+        return kind.model_validate_json(json.dumps(values, default=str), context={"folder": folder})
+    except ValidationError as error:
+        found = _leaves([dict(item) for item in error.errors(include_url=False)])
+        shown = [_explain(kind, item) for item in found[:ERRORS_SHOWN_MAX]]
+        if len(found) > ERRORS_SHOWN_MAX:
+            shown.append(f"and {len(found) - ERRORS_SHOWN_MAX} more")
+        raise ConfigurationError(f"{source}: {'; '.join(shown)}") from error
+
+
+def _leaves(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without those that only follow from another one: a list "too short" because its one item was refused."""
+    locations = [error["loc"] for error in errors]
+    return [e for e in errors if not any(len(o) > len(e["loc"]) and o[: len(e["loc"])] == e["loc"] for o in locations)]
+
+
+def _explain(kind: type[Settings], error: dict[str, Any]) -> str:
+    location: tuple[int | str, ...] = error["loc"]
+    key = _dotted(location)
+    table, field = _resolve(kind, location)
+    if error["type"] == "extra_forbidden":
+        known = sorted(table.model_fields) if table else []
+        near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+        same_letters = [name for name in known if name.lower() == str(location[-1]).lower()]
+        hint = (same_letters or near)[:1]
+        ending = f"did you mean {hint[0]!r}?" if hint else f"known here: {', '.join(known)}"
+        return f"unknown key {key!r}; {ending}"
+    wanted = f" ({field})" if field else ""
+    if error["type"] == "missing":
+        return f"{key!r} is missing{wanted}"
+    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    if error["type"] == "value_error" and isinstance(error["input"], dict):
+        return message  # one of our own rules: its text names the keys and what is allowed
+    if error["type"].startswith("string_") and field:
+        message, wanted = f"must be {field}", ""
+    given = json.dumps(error["input"], default=str, ensure_ascii=False)
+    return f"{key} = {given if len(given) <= 60 else given[:57] + '...'}: {message}{wanted}"
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _resolve(kind: type[Settings], location: tuple[int | str, ...]) -> tuple[type[Settings] | None, str | None]:
+    """The table that holds the last key of `location`, and that key's description."""
+    table: type[Settings] | None = kind
+    description: str | None = None
+    for position, part in enumerate(location):
+        if isinstance(part, int):
+            continue
+        field = table.model_fields.get(part) if table else None
+        if field is None:
+            return table, None
+        description = field.description or _described(field.annotation)
+        if position < len(location) - 1:
+            inner = _table(field.annotation)
+            if inner is None:
+                return table, description
+            table = inner
+    return table, description
+
+
+def _table(annotation: Any) -> type[Settings] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return annotation
+    return next((found for found in map(_table, get_args(annotation)) if found), None)
+
+
+def _described(annotation: Any) -> str | None:
+    """The description inside tuple[Annotated[str, Field(description=...)], ...]."""
+    for part in (*getattr(annotation, "__metadata__", ()), *get_args(annotation)):
+        text = getattr(part, "description", None) or _described(part)
+        if isinstance(text, str):
+            return text
+    return None

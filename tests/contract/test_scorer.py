@@ -1,0 +1,280 @@
+"""What every scorer promises, on the worker process and on the inline fake; then what only the process can promise."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import select
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from echo2.tasks import scorer as scorer_module
+from echo2.tasks.catalog import TASKS
+from echo2.tasks.scorer import InlineScorer, ScoreItem, ScorerUnavailable, open_scorer
+from echo2.tasks.task import Score
+
+HOSTILE_FILE = Path(__file__).with_name("hostile_task.py")
+SHORT_SECONDS = 0.5
+
+
+def hostile(action: str) -> ScoreItem:
+    return ScoreItem("hostile", "train", 0, action)
+
+
+def sums(count: int) -> list[ScoreItem]:
+    """Every second answer is right."""
+    task = TASKS["arithmetic"]
+    return [ScoreItem("arithmetic", "train", i, task.answer("train", i) if i % 2 == 0 else "no") for i in range(count)]
+
+
+@pytest.fixture(params=["process", "inline"])
+async def scorer(request):
+    if request.param == "inline":
+        yield InlineScorer({**TASKS, **runpy.run_path(str(HOSTILE_FILE))["TASKS"]})
+    else:
+        async with open_scorer(task_file=HOSTILE_FILE, item_seconds=5) as opened:
+            yield opened
+
+
+@pytest.fixture
+async def process():
+    async with open_scorer(task_file=HOSTILE_FILE, item_seconds=SHORT_SECONDS) as opened:
+        yield opened
+
+
+def pid_of(process) -> int:
+    return process._worker._process.pid
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def is_running(pid: int) -> bool:
+    """False for a zombie too: a machine without an init process reaps late."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+# both
+
+
+async def test_scores_come_back_in_the_order_of_the_items(scorer):
+    """Item k of the reply belongs to item k of the batch, across several frames."""
+    rewards = [score.reward for score in await scorer.score(sums(600))]
+    assert rewards == [1.0, 0.0] * 300
+
+
+async def test_an_empty_batch_is_answered_by_an_empty_list(scorer):
+    """Nothing in, nothing out."""
+    assert await scorer.score([]) == []
+
+
+@pytest.mark.parametrize("value", ["nan", "infinite", "huge", "text", "nothing", "truth", "no score", "not a value"])
+async def test_a_reward_that_is_no_finite_float_is_zero_with_a_reason(scorer, value):
+    """NaN, infinity, wrong types and missing scores never reach the learner."""
+    [score] = await scorer.score([hostile(value)])
+    assert score.reward == 0.0
+    assert score.reason
+
+
+@pytest.mark.parametrize(("value", "reward"), [("half", 0.5), ("minus", -2.0)])
+async def test_any_finite_float_is_a_reward(scorer, value, reward):
+    """Rewards may be fractions or negative."""
+    assert await scorer.score([hostile(value)]) == [Score(reward)]
+
+
+@pytest.mark.parametrize("action", ["exit_politely", "long_reason", "unprintable", "surrogate"])
+async def test_an_exception_costs_its_own_item_only(scorer, action):
+    """Whatever a scorer raises, even SystemExit or something that cannot be printed, its neighbours are scored."""
+    before, bad, after = await scorer.score([hostile("half"), hostile(action), hostile("half")])
+    assert (before, after) == (Score(0.5), Score(0.5))
+    assert bad.reward == 0.0
+    assert 0 < len(bad.reason) <= 200
+
+
+async def test_an_unknown_task_or_prompt_is_zero_with_a_reason(scorer):
+    """The scorer answers for every item, whatever it names."""
+    items = [ScoreItem("no-such-task", "train", 0, "55"), ScoreItem("arithmetic", "train", 10**9, "55")]
+    assert [(score.reward, bool(score.reason)) for score in await scorer.score(items)] == [(0.0, True)] * 2
+
+
+async def test_any_text_may_be_scored(scorer):
+    """NUL, lone surrogates and the longest text scored are ordinary responses; a longer one is 0 with a reason."""
+    texts = ["", "\0", "\ud800", "\U0001f600", "9" * (1 << 20), "9" * ((1 << 20) + 1)]
+    scores = await scorer.score([ScoreItem("word-problems", "train", 0, text) for text in texts])
+    assert [score.reward for score in scores] == [0.0] * 6
+    assert [bool(score.reason) for score in scores] == [False] * 5 + [True]
+
+
+# the process only
+
+
+@pytest.mark.parametrize("action", ["loop", "sleep"])
+async def test_an_item_that_takes_too_long_is_zero_and_the_rest_of_the_batch_is_scored(process, action):
+    """A scorer that never returns costs its own item the time allowed, and nothing else."""
+    first = pid_of(process)
+    before, bad, after = await process.score([hostile("half"), hostile(action), hostile("half")])
+    assert (before, after) == (Score(0.5), Score(0.5))
+    assert bad == Score(0.0, f"the scorer took longer than {SHORT_SECONDS:g} s")
+    assert pid_of(process) != first
+    assert not is_alive(first)
+
+
+@pytest.mark.parametrize("action", ["exit_at_once", "close_everything", "garbage_on_the_pipe"])
+async def test_an_item_that_kills_or_corrupts_the_worker_is_zero_and_the_rest_is_scored(process, action):
+    """The worker is replaced, and no item gets another's reward."""
+    before, bad, after = await process.score([hostile("half"), hostile(action), hostile("half")])
+    assert (before, after) == (Score(0.5), Score(0.5))
+    assert bad.reward == 0.0
+    assert bad.reason
+
+
+@pytest.mark.parametrize("action", ["kill_itself", "allocate"])
+async def test_a_worker_that_dies_or_runs_out_of_memory_costs_one_item(process, action):
+    """SIGKILL to itself and a 10 GB allocation both end as reward 0 with a reason."""
+    bad, after = await process.score([hostile(action), hostile("half")])
+    assert bad.reward == 0.0
+    assert bad.reason
+    assert after == Score(0.5)
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["kill_parent", "fork", "run_shell", "start_thread", "open_socket", "read_file", "write_file", "delete_file"],
+)
+async def test_what_a_scorer_must_not_do_is_refused(process, action):
+    """Signals, processes, threads, sockets and files are out of reach where the kernel offers seccomp."""
+    if "seccomp" not in process.confinement:
+        pytest.skip("no seccomp here: status says so")
+    first = pid_of(process)
+    bad, after = await process.score([hostile(action), hostile("half")])
+    assert bad.reward == 0.0
+    assert bad.reason
+    assert after == Score(0.5)
+    assert pid_of(process) == first
+
+
+async def test_linux_holds_every_layer_but_perhaps_the_namespace(process):
+    """The layers that need no privilege are there on any Linux that the project supports."""
+    if sys.platform != "linux":
+        pytest.skip("layers are Linux's")
+    assert {"parent", "rlimits", "seccomp"} <= set(process.confinement)
+
+
+async def test_what_a_scorer_prints_never_reaches_the_protocol(process):
+    """Standard output and error of the worker lead nowhere."""
+    assert await process.score([hostile("print_garbage"), hostile("half")]) == [Score(1.0), Score(0.5)]
+
+
+async def test_the_environment_holds_nothing_of_the_parents(monkeypatch):
+    """A password in the coordinator's environment is not in the worker's."""
+    monkeypatch.setenv("ECHO2_SECRET", "hunter2")
+    async with open_scorer(task_file=HOSTILE_FILE) as process:
+        assert await process.score([hostile("environment")]) == [Score(0.5)]
+
+
+async def test_cancelling_a_batch_leaves_no_process_and_no_stale_reply(process):
+    """The next batch is scored by a fresh worker."""
+    first = pid_of(process)
+    with trio.move_on_after(0.1):
+        await process.score([hostile("half"), hostile("sleep")])
+    assert not is_alive(first)
+    assert await process.score([hostile("minus")]) == [Score(-2.0)]
+
+
+async def test_closing_kills_the_worker_even_when_cancelled():
+    """No orphan after an orderly end, nor after cancellation in the middle of a hanging item."""
+    async with open_scorer(task_file=HOSTILE_FILE) as process:
+        first = pid_of(process)
+    assert not is_alive(first)
+    with trio.move_on_after(0.5):
+        async with open_scorer(task_file=HOSTILE_FILE) as process:
+            second = pid_of(process)
+            await process.score([hostile("loop")])
+    assert not is_alive(second)
+
+
+async def test_a_worker_dies_with_its_parent():
+    """Even in an endless loop: a SIGKILLed coordinator leaves nothing running."""
+    if sys.platform != "linux":
+        pytest.skip("needs Linux's parent-death signal")
+    program = (
+        "import trio, pathlib\n"
+        "from echo2.tasks.scorer import ScoreItem, open_scorer\n"
+        "async def main():\n"
+        f"    async with open_scorer(item_seconds=600, task_file=pathlib.Path({str(HOSTILE_FILE)!r})) as s:\n"
+        "        print(s._worker._process.pid, flush=True)\n"
+        "        await s.score([ScoreItem('hostile', 'train', 0, 'loop')])\n"
+        "trio.run(main)\n"
+    )
+    parent = await trio.lowlevel.open_process([sys.executable, "-c", program], stdout=-1)
+    worker = int(await parent.stdout.receive_some(64))
+    pidfd = os.pidfd_open(worker)
+    parent.kill()
+    await parent.wait()
+    await parent.stdout.aclose()
+    await trio.to_thread.run_sync(select.select, [pidfd], [], [], 5)
+    os.close(pidfd)
+    assert not is_running(worker)
+
+
+async def test_the_worker_is_started_by_a_thread_that_stays(monkeypatch):
+    """Linux kills it with the thread that started it, and threads of trio's pool end when idle."""
+
+    async def refuse(*args, **kwargs):
+        raise AssertionError("a thread of the pool")
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", refuse)
+    async with open_scorer() as process:
+        assert await process.score(sums(1)) == [Score(1.0)]
+
+
+async def test_batches_of_several_callers_do_not_mix(process):
+    """Callers take turns, and each gets its own scores."""
+    results = {}
+
+    async def call(name: str, count: int) -> None:
+        results[name] = await process.score([hostile(name)] * count)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call, "half", 300)
+        nursery.start_soon(call, "minus", 300)
+    assert results == {"half": [Score(0.5)] * 300, "minus": [Score(-2.0)] * 300}
+
+
+async def test_a_worker_is_replaced_after_its_share_of_items(process, monkeypatch):
+    """A scorer library that leaks cannot grow for ever."""
+    monkeypatch.setattr(scorer_module, "WORKER_ITEMS_MAX", 10)
+    first = pid_of(process)
+    await process.score([hostile("half")] * 10)
+    assert pid_of(process) == first
+    await process.score([hostile("half")])
+    assert pid_of(process) != first
+
+
+async def test_a_worker_that_cannot_start_is_no_responses_fault(tmp_path, autojump_clock):
+    """ScorerUnavailable, after a bounded number of attempts: nothing is scored 0 for it."""
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(3)\n")
+    with pytest.raises(ScorerUnavailable, match="attempts"):
+        async with open_scorer(task_file=broken):
+            pass
+
+
+async def test_two_thousand_sums_take_well_under_a_second(process):
+    """A step's rollouts are scored without the learner noticing."""
+    items = sums(600) * 4
+    await process.score(items[:1])
+    started = trio.current_time()
+    await process.score(items)
+    assert len(items) / (trio.current_time() - started) >= 2000

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo2.coordinator import capacity
+
+# By hand: kappa = 2, T_train = 10 s, T_bcast = 4 s, R = 32. mu_min = 2 * 32 / (2 * 10 - 4) = 4 rollouts a second.
+RUN = {"kappa": 2, "t_train": 10.0, "t_bcast": 4.0, "rollouts_per_step": 32}
+
+
+def test_mu_min_by_hand():
+    """Equation 2 gives 64 / 16 = 4 rollouts a second."""
+    assert capacity.mu_min(**RUN) == 4.0
+
+
+def test_no_rate_is_enough_when_the_broadcast_takes_the_whole_period():
+    """With T_bcast >= kappa T_train the denominator is not positive and there is no mu_min."""
+    assert capacity.mu_min(kappa=2, t_train=10.0, t_bcast=20.0, rollouts_per_step=32) is None
+
+
+def test_overlap_holds_exactly_from_mu_min_on():
+    """Equation 1 is equation 2 solved for mu: it holds at 4 rollouts a second and not below."""
+    assert capacity.overlap_holds(**RUN, mu_pool=4.0)
+    assert not capacity.overlap_holds(**RUN, mu_pool=3.9)
+    assert not capacity.overlap_holds(**RUN, mu_pool=0.0)
+
+
+def test_staleness_estimate_by_hand():
+    """2 + ceil((4 + 5 + 32 / 4) / 10) - 1 = 2 + 2 - 1 = 3; without the lease's 5 s, ceil(1.2) = 2 all the same."""
+    assert capacity.staleness_estimate(**RUN, lease_seconds=5.0, mu_pool=4.0) == 3
+    assert capacity.staleness_estimate(**RUN, lease_seconds=0.0, mu_pool=4.0) == 3
+    assert capacity.staleness_estimate(**RUN, lease_seconds=0.0, mu_pool=8.0) == 2
+
+
+def test_staleness_is_not_estimated_before_it_can_be():
+    """Without a rate or a step time there is no estimate, and pacing goes to S."""
+    assert capacity.staleness_estimate(**RUN, lease_seconds=1.0, mu_pool=0.0) is None
+    assert capacity.pacing_depth(staleness_max=3, kappa=2, estimate=None) == 3
+
+
+def test_bound_under_overlap_by_hand():
+    """2 + ceil(0.5 * 4 / 10) = 3."""
+    assert capacity.staleness_bound_under_overlap(kappa=2, t_train=10.0, t_bcast=4.0) == 3
+
+
+@given(
+    kappa=st.integers(1, 8),
+    t_train=st.floats(0.1, 100),
+    share=st.floats(0.0, 0.9),
+    rollouts=st.integers(1, 1000),
+    surplus=st.floats(1.001, 10),
+)
+def test_the_general_bound_agrees_with_the_one_under_overlap(kappa, t_train, share, rollouts, surplus):
+    """Whenever the pool satisfies equation 1, Delta_max is at most the bound under it."""
+    t_bcast = share * kappa * t_train
+    needed = capacity.mu_min(kappa=kappa, t_train=t_train, t_bcast=t_bcast, rollouts_per_step=rollouts)
+    assert needed is not None
+    general = capacity.staleness_estimate(
+        kappa=kappa,
+        t_train=t_train,
+        t_bcast=t_bcast,
+        lease_seconds=0.0,
+        rollouts_per_step=rollouts,
+        mu_pool=needed * surplus,
+    )
+    assert general is not None
+    assert general <= capacity.staleness_bound_under_overlap(kappa=kappa, t_train=t_train, t_bcast=t_bcast)
+
+
+def test_feasible_by_hand():
+    """4 + 2 + 32 / 4 = 14 s fit into (3 - 2 + 1) * 10 s; at S = 2 there are only 10."""
+    rest = {**RUN, "lease_seconds": 2.0, "mu_pool": 4.0}
+    assert capacity.feasible(staleness_max=3, **rest)
+    assert not capacity.feasible(staleness_max=2, **rest)
+
+
+@pytest.mark.parametrize(
+    ("staleness_max", "kappa", "estimate", "depth"),
+    [(3, 2, 2, 2), (3, 2, 5, 3), (1, 2, 9, 1), (0, 1, 4, 0), (3, 2, 0, 1)],
+)
+def test_pacing_depth_is_the_smaller_of_s_and_delta(staleness_max, kappa, estimate, depth):
+    """min(S, Delta), never below kappa - 1."""
+    assert capacity.pacing_depth(staleness_max=staleness_max, kappa=kappa, estimate=estimate) == depth
+
+
+def test_lease_size_by_hand():
+    """At 3 rollouts a second half a step of 10 s is 15 samples; unmeasured nodes get the given number."""
+    assert capacity.lease_samples_max(mu=3.0, t_train=10.0, samples_unmeasured=8) == 15
+    assert capacity.lease_samples_max(mu=None, t_train=10.0, samples_unmeasured=8) == 8
+    assert capacity.lease_samples_max(mu=0.01, t_train=10.0, samples_unmeasured=8) == 1
+
+
+def test_lease_size_has_a_floor_of_one_second():
+    """A step of 0.2 s would give leases of 0.1 s, which measure the network only."""
+    assert capacity.lease_samples_max(mu=30.0, t_train=0.2, samples_unmeasured=8) == 30
+
+
+@pytest.mark.parametrize(
+    ("nodes", "quorum"), [(0, 0), (1, 1), (2, 2), (10, 10), (11, 10), (12, 11), (22, 20), (100, 91)]
+)
+def test_installed_quorum_by_hand(nodes, quorum):
+    """ceil(N / 1.1)."""
+    assert capacity.installed_quorum(nodes) == quorum
+
+
+def test_a_rate_counts_only_the_time_in_which_a_lease_is_held():
+    """Ten rollouts over two spells of 2 s and 3 s with a lease are 2 a second, whatever the pause between."""
+    meter = capacity.RateMeter()
+    meter.hold(True, 0.0)
+    meter.accept(4, 2.0)
+    meter.hold(False, 2.0)
+    meter.hold(True, 1000.0)
+    meter.accept(6, 1003.0)
+    meter.hold(False, 1003.0)
+    assert meter.rate(5000.0) == pytest.approx(2.0, rel=0.02)
+
+
+def test_a_rate_follows_a_change_with_its_half_life():
+    """After one half-life at 0 a node that did 2 a second is rated at the weighted mean, 1 a second or a little less."""
+    meter = capacity.RateMeter()
+    meter.hold(True, 0.0)
+    for second in range(1, 1201):
+        meter.accept(2, float(second))
+    assert meter.rate(1200.0) == pytest.approx(2.0, rel=0.1)
+    later = meter.rate(1200.0 + capacity.RATE_HALF_LIFE_SECONDS)
+    assert later is not None
+    assert 0.5 < later < 1.3
+
+
+def test_an_unmeasured_rate_is_none():
+    """A node that accepted nothing yet has no rate, not a rate of zero."""
+    meter = capacity.RateMeter()
+    assert meter.rate(0.0) is None
+    meter.hold(True, 0.0)
+    assert meter.rate(10.0) is None
+
+
+def test_the_median_is_of_recent_values():
+    """An old slow phase does not count any more."""
+    assert capacity.recent_median([]) is None
+    assert capacity.recent_median([100.0] * 50 + [1.0] * capacity.ESTIMATE_STEPS) == 1.0
+    assert math.isclose(capacity.recent_median([1.0, 2.0]) or 0.0, 1.5)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from echo2.coordinator.config import CoordinatorConfig, RestConfig, RunConfig, load_config
+from echo2.coordinator.operator_token import load_operator_token_hash, make_operator_token
+from echo2.coordinator.template import TEMPLATE
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.identity import Identity
+from echo2.p2p.settings import make_settings
+
+LEARNER = Identity(b"\x05" * 32).peer_id
+RUN = {"name": "r", "task": "arithmetic", "model_dir": "model", "learner": LEARNER, "steps": 10}
+
+
+def make(**run: object) -> CoordinatorConfig:
+    return make_settings({"run": RUN | run}, CoordinatorConfig, source="c.toml", folder=Path("/srv/pool"))
+
+
+def wrong(**run: object) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        make(**run)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_defaults():
+    """What nobody set is what DESIGN says: S = 3, kappa = S - 1, loopback REST, temperature 1, no filters."""
+    config = make()
+    run = config.run
+    assert (run.S, run.kappa, run.R, run.n) == (3, 2, 256, 8)
+    assert (run.temperature, run.top_k, run.top_p, run.min_p) == (1.0, 0, 1.0, 0.0)
+    assert config.rest.loopback
+    assert run.model_dir == Path("/srv/pool/model")
+    assert config.ledger_path == Path("/srv/pool/state/ledger.sqlite3")
+
+
+@pytest.mark.parametrize(("budget", "kappa"), [(0, 1), (1, 1), (2, 1), (3, 2), (6, 5)])
+def test_kappa_follows_s_unless_set(budget, kappa):
+    """kappa = S - 1, and never below 1: synchronous is S = 0, kappa = 1."""
+    assert make(S=budget).run.kappa == kappa
+    assert make(S=budget, kappa=1).run.kappa == 1
+
+
+def test_rules_over_several_keys():
+    """A step is whole groups; a snapshot may not be older than S before the next one comes."""
+    assert "run.R = 20 must be a multiple of run.n = 8" in wrong(R=20)
+    assert "run.kappa = 5 must be at most S + 1 = 4" in wrong(S=3, kappa=5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("learner", "PEER_ID", "must be the peer id that `echo2-learner identity` prints"),
+        ("n", 0, "run.n = 0: should be greater than or equal to 1"),
+        ("temperature", 0, "run.temperature = 0: should be greater than 0"),
+        ("top_p", 1.5, "run.top_p = 1.5: should be less than or equal to 1"),
+        ("steps", True, "run.steps = true"),
+        ("broadcast", "torrent", "should be 'auto', 'star' or 'chain'"),
+        ("name", "my run", 'run.name = "my run": must be letters, digits'),
+        ("stale", 3, "unknown key 'run.stale'"),
+        ("s", 3, "unknown key 'run.s'; did you mean 'S'?"),
+    ],
+)
+def test_each_mistake_names_its_key(key, value, says):
+    """A bad value names the key, what was given and what is allowed."""
+    assert says in wrong(**{key: value})
+
+
+def test_a_slice_is_never_larger_than_its_group():
+    """With n = 4 a slice has at most 4 samples, whatever slice_samples_max says."""
+    assert make(R=8, n=4, slice_samples_max=64).run.slice_samples == 4
+    assert make(slice_samples_max=2).run.slice_samples == 2
+
+
+@pytest.mark.parametrize(("host", "loopback"), [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("::", False)])
+def test_loopback(host, loopback):
+    """Only the loopback addresses count as this machine alone."""
+    assert RestConfig(host=host).loopback is loopback
+
+
+def test_template_shows_every_key_with_its_default(tmp_path):
+    """With every comment taken away, the file that `init` writes is valid and equals the defaults."""
+    text = TEMPLATE.replace("PEER_ID", LEARNER)
+    (tmp_path / "short.toml").write_text(text)
+    (tmp_path / "long.toml").write_text(re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE))
+    assert load_config(tmp_path / "short.toml") == load_config(tmp_path / "long.toml")
+    for model in (CoordinatorConfig, RestConfig, RunConfig):
+        for key in model.model_fields:
+            if key not in {"rest", "run"}:
+                assert re.search(rf"^(# )?{key} = ", TEMPLATE, flags=re.MULTILINE), key
+
+
+def test_fresh_template_says_what_to_fill_in(tmp_path):
+    """Serving the untouched template names the one key that must be filled in."""
+    (tmp_path / "c.toml").write_text(TEMPLATE)
+    with pytest.raises(ConfigurationError, match=r'run\.learner = "PEER_ID": must be the peer id'):
+        load_config(tmp_path / "c.toml")
+
+
+def test_operator_token_is_kept_as_a_hash(tmp_path):
+    """The file holds only the hash, readable by the owner alone, and a new token replaces the old one."""
+    import hashlib
+
+    path = tmp_path / "state" / "operator-token.sha256"
+    first, second = make_operator_token(path), make_operator_token(path)
+    assert first != second
+    assert second not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+    assert load_operator_token_hash(path) == hashlib.sha256(second.encode()).digest()
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("content", ["", "zz", "00" * 31])
+def test_damaged_operator_token(tmp_path, content):
+    """A damaged or missing token file is one line that says how to make a new one, or what is wrong with it."""
+    path = tmp_path / "token"
+    with pytest.raises(ConfigurationError, match="make one: echo2-coordinator token operator"):
+        load_operator_token_hash(path)
+    path.write_text(content)
+    with pytest.raises(ConfigurationError):
+        load_operator_token_hash(path)

@@ -1,0 +1,102 @@
+"""The learner's settings and command line: mistakes are told in one line, before anything slow is begun."""
+
+import subprocess
+import sys
+
+import pytest
+
+from echo2.learner.config import load_config
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.identity import Identity
+from echo2.p2p.join import JoinString
+
+PEER = Identity(b"c" * 32).peer_id
+ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"
+JOIN = str(JoinString(peer=PEER, addresses=("/ip4/127.0.0.1/tcp/4001",), token="abcd", run="demo"))
+
+
+def write(tmp_path, **changes):
+    values = {"home": "home", "coordinator": ADDRESS, "run": "demo", "model_dir": "model"} | changes
+    path = tmp_path / "learner.toml"
+    text = "".join(f"{key} = {value if not isinstance(value, str) else repr(value)}\n" for key, value in values.items())
+    path.write_text(text)
+    return path
+
+
+def test_defaults_and_paths_beside_the_file(tmp_path):
+    """The shortest settings file is four lines; relative paths start at it."""
+    config = load_config(write(tmp_path))
+    assert config.home == tmp_path / "home"
+    assert (config.run_name, config.coordinator_address.peer) == ("demo", PEER)
+    assert config.coordinator_address.addresses == ("/ip4/127.0.0.1/tcp/4001",)
+    assert (config.ratio_cap, config.kl_weight, config.minibatches) == (2.0, 0.0, 2)
+
+
+def test_a_join_string_names_the_run(tmp_path):
+    """With a join string nothing else is needed to find the run."""
+    path = write(tmp_path, coordinator=JOIN)
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("run")))
+    assert load_config(path).run_name == "demo"
+    assert load_config(path).coordinator_address.peer == PEER
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"coordinator": "127.0.0.1:4001"}, "neither a join string"),
+        ({"coordinator": "/ip4/127.0.0.1/tcp/4001/p2p/nobody"}, "is not a"),
+        ({"coordinator": JOIN[:-8]}, "join string"),
+        ({"coordinator": JOIN, "run": "other"}, "for run 'demo'"),
+        ({"lr": -1.0}, "lr"),
+        ({"learning_rate": 1e-4}, "unknown key"),
+        ({"clip": "[0.2, 0.2, 0.2]"}, "clip"),
+        ({"checkpoints_kept": 1}, "at least 2"),
+        ({"domain": "q4_1"}, "domain"),
+        ({"listen": "[]"}, "listen"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path, changes, words):
+    """What is wrong is named, with what is allowed."""
+    path = write(tmp_path, **changes)
+    if changes.get("clip") or changes.get("listen"):
+        key = next(iter(changes))
+        path.write_text(path.read_text().replace(repr(changes[key]), changes[key]))
+    with pytest.raises(ConfigurationError) as caught:
+        load_config(path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_address_without_a_run_is_not_enough(tmp_path):
+    """An address says where, not what."""
+    path = write(tmp_path)
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("run")))
+    with pytest.raises(ConfigurationError, match="'run' is missing"):
+        load_config(path)
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "echo2.learner.main", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_identity_is_made_once_and_printed(tmp_path):
+    """Twice the same line: the key is made on first use and never again."""
+    first, second = (command("identity", "--home", str(tmp_path / "home")) for _ in range(2))
+    assert first.returncode == 0
+    assert first.stdout == second.stdout
+    assert first.stdout.startswith("12D3KooW")
+
+
+def test_a_users_mistake_is_one_line_and_exit_2(tmp_path):
+    """No traceback for a wrong model name, a missing file or a missing model."""
+    for arguments in (
+        ["prepare", "--model", "huge", "--out", str(tmp_path / "out")],
+        ["run", "--config", str(tmp_path / "none.toml")],
+        ["run", "--config", str(write(tmp_path))],
+    ):
+        result = command(*arguments)
+        assert result.returncode == 2
+        assert result.stderr.startswith("error: ")
+        assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,171 @@
+"""The spool: nothing lost, nothing counted twice, whatever ends the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo2.node.spool import ACKED_ROWS_MAX, Finished, Spool, SpoolFull
+from echo2.p2p.codec import pack_logprobs, pack_tokens
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.identity import Identity, open_signed
+from echo2.p2p.messages import SLICES_MAX, Receipt, ReceiptBatch, RolloutRecord, Slice, SliceAck
+
+COORDINATOR = Identity(bytes(32))
+
+
+def lease(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def finished(number: int, kind="train", samples=2, tokens=3, run="demo") -> Finished:
+    rollout = {"tokens": pack_tokens([1] * tokens), "logprobs": pack_logprobs([-1.0] * tokens), "finish": "stop"}
+    rollouts = tuple(RolloutRecord(sample=i, **rollout) for i in range(samples))
+    return Finished(run, kind, number, 0, Slice(lease_id=lease(number), manifest_hash=bytes(32), rollouts=rollouts))
+
+
+def ack(number: int, state="held") -> SliceAck:
+    return SliceAck(lease_id=lease(number), state=state, reason="")
+
+
+def receipts(first: int, states) -> ReceiptBatch:
+    return ReceiptBatch(
+        run="demo",
+        peer=COORDINATOR.peer_id,
+        receipts=tuple(
+            Receipt(sequence=first + i, lease_id=lease(i), sample=0, state=state, reason="", reward=None)
+            for i, state in enumerate(states)
+        ),
+    )
+
+
+@pytest.fixture
+def spool():
+    return Spool(":memory:")
+
+
+def test_a_slice_waits_until_it_is_acknowledged(spool):
+    """It comes back byte for byte, oldest first, and is gone only after its acknowledgement."""
+    spool.add([finished(1), finished(2)])
+    assert spool.pending("demo") == [finished(1).slice, finished(2).slice]
+    assert spool.acknowledge([ack(1)]) == 1
+    assert spool.pending("demo") == [finished(2).slice]
+
+
+def test_train_and_evaluation_rollouts_are_counted_apart(spool):
+    """`submitted` is of train leases only, and counts rollouts."""
+    spool.add([finished(1, samples=3), finished(2, "eval", samples=1)])
+    spool.acknowledge([ack(1), ack(2)])
+    counts = spool.counts()
+    assert (counts.generated, counts.submitted, counts.evaluations_submitted, counts.spooled) == (4, 3, 1, 0)
+    assert counts.undecided == 4
+
+
+@given(st.lists(st.one_of(st.tuples(st.just("add"), st.integers(0, 4)), st.tuples(st.just("ack"), st.integers(0, 4)))))
+def test_counts_whatever_is_repeated(events):
+    """Adding or acknowledging a lease again changes nothing; an unknown acknowledgement is ignored."""
+    spool = Spool(":memory:")
+    added, acked = set(), set()
+    for what, number in events:
+        if what == "add":
+            spool.add([finished(number)])
+            added.add(number)
+        else:
+            spool.acknowledge([ack(number), ack(number)])
+            acked |= {number} & added
+    counts = spool.counts()
+    assert counts.generated == 2 * len(added)
+    assert counts.submitted == 2 * len(acked)
+    assert counts.spooled == 2 * len(added - acked)
+    assert {s.lease_id for s in spool.pending("demo")} == {lease(n) for n in added - acked}
+
+
+def test_a_submission_is_bounded(spool):
+    """At most 64 slices and about 12 MiB; a single large one still goes."""
+    spool.add([finished(n) for n in range(SLICES_MAX + 1)])
+    assert len(spool.pending("demo")) == SLICES_MAX
+    large = Spool(":memory:")
+    large.add([finished(n, samples=10, tokens=131_072) for n in range(3)])
+    assert len(large.pending("demo")) == 1
+
+
+def test_only_the_runs_own_slices_are_sent(spool):
+    """A home that served another run before keeps that run's slices for it."""
+    spool.add([finished(1, run="other"), finished(2)])
+    assert spool.pending("demo") == [finished(2).slice]
+
+
+def test_receipts_keep_the_signed_bytes_and_are_counted_once(spool):
+    """A batch asked for twice is counted once; the kept bytes still verify."""
+    for first, states in [
+        (1, ["consumed", "stale"]),
+        (1, ["consumed", "stale"]),
+        (2, ["stale", "consumed", "rejected"]),
+    ]:
+        batch = receipts(first, states)
+        spool.keep_receipts(COORDINATOR.sign("receipts", batch), batch)
+    assert spool.counts().receipts == {"consumed": 2, "stale": 1, "rejected": 1}
+    assert spool.receipts_after("demo") == 4
+    kept = [open_signed(s, COORDINATOR.peer_id, "receipts", ReceiptBatch) for s in spool.receipt_batches("demo")]
+    assert [r.sequence for batch in kept for r in batch.receipts] == [1, 2, 2, 3, 4]
+
+
+def test_history_is_bounded_and_counts_are_not(spool, monkeypatch):
+    """Old acknowledged slices go; their sums stay."""
+    monkeypatch.setattr("echo2.node.spool.ACKED_ROWS_MAX", 3)
+    assert ACKED_ROWS_MAX > 3
+    for number in range(10):
+        spool.add([finished(number)])
+        spool.acknowledge([ack(number)])
+    assert spool.counts().submitted == 20
+    assert spool._db.execute("SELECT COUNT(*) FROM slice").fetchone() == (3,)
+
+
+def test_what_was_added_survives_kill_9(tmp_path):
+    """A process killed right after `add` returns has lost nothing; a half-done one leaves nothing half."""
+    path = tmp_path / "spool.sqlite"
+    script = textwrap.dedent(f"""
+        import os, sys
+        from echo2.node.spool import Spool, Finished
+        from echo2.p2p.messages import Slice, RolloutRecord
+        spool = Spool({str(path)!r})
+        for n in range(3):
+            rollout = RolloutRecord(sample=0, tokens=b"0000", logprobs=b"0000", finish="stop")
+            piece = Slice(lease_id=n.to_bytes(16, "big"), manifest_hash=bytes(32), rollouts=(rollout,))
+            spool.add([Finished("demo", "train", n, 0, piece)])
+        os.kill(os.getpid(), 9)
+    """)
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    spool = Spool(path)
+    assert [s.lease_id for s in spool.pending("demo")] == [lease(n) for n in range(3)]
+    assert spool.counts().spooled == 3
+    spool.close()
+
+
+def test_a_full_disk_is_said_and_changes_nothing(tmp_path):
+    """The call raises SpoolFull, the slices before it are intact, and it succeeds once there is room."""
+    spool = Spool(tmp_path / "spool.sqlite")
+    spool.add([finished(1)])
+    (pages,) = spool._db.execute("PRAGMA page_count").fetchone()
+    spool._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(SpoolFull, match="free some room"):
+        spool.add([finished(2, samples=200, tokens=100)])
+    assert spool.pending("demo") == [finished(1).slice]
+    assert spool.counts().generated == 2
+    spool._db.execute("PRAGMA max_page_count = 1000000")
+    spool.add([finished(2, samples=200, tokens=100)])
+    assert spool.counts().generated == 202
+    spool.close()
+
+
+def test_a_file_that_is_no_spool_is_one_clear_error(tmp_path):
+    """Not a traceback of the database."""
+    path = tmp_path / "spool.sqlite"
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(ConfigurationError, match="cannot use the spool"):
+        Spool(path)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.settings import Multiaddr, Port, Settings, SettingsPath, load_settings, make_settings
+
+
+class Engine(Settings):
+    """An inner table."""
+
+    threads: Annotated[int, Field(ge=1, le=64, description="CPU threads")] = 2
+    kind: Literal["llama", "fake"] = "llama"
+
+
+class Sample(Settings):
+    """A settings file."""
+
+    name: Annotated[str, Field(min_length=1, description="any name")]
+    home: SettingsPath = Path("home")
+    rate: float = 1.0
+    port: Port = 0
+    listen: tuple[Multiaddr, ...] = ()
+    engine: Engine = Engine()
+
+
+def wrong(values: dict[str, object]) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        make_settings(values, Sample, source="sample.toml")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_reads_a_file(tmp_path):
+    """TOML lists, strings and whole numbers become tuples, paths and floats; relative paths start at the file."""
+    file = tmp_path / "sample.toml"
+    file.write_text('name = "a"\nhome = "x/y"\nrate = 2\nlisten = ["/ip4/0.0.0.0/tcp/1"]\n[engine]\nthreads = 3\n')
+    found = load_settings(file, Sample)
+    assert found.home == tmp_path / "x/y"
+    assert found.rate == 2.0
+    assert found.listen == ("/ip4/0.0.0.0/tcp/1",)
+    assert found.engine == Engine(threads=3)
+
+
+def test_default_paths_start_at_the_file_too(tmp_path):
+    """A path nobody set is still relative to the file, not to the working directory."""
+    (tmp_path / "s.toml").write_text('name = "a"')
+    assert load_settings(tmp_path / "s.toml", Sample).home == tmp_path / "home"
+
+
+def test_absolute_path_stays(tmp_path):
+    """An absolute path is taken as it is."""
+    assert make_settings({"name": "a", "home": str(tmp_path)}, Sample, source="s", folder=Path("/z")).home == tmp_path
+
+
+def test_overrides_replace_the_file(tmp_path):
+    """What the command line says wins over the file."""
+    (tmp_path / "s.toml").write_text('name = "a"\nport = 1')
+    assert load_settings(tmp_path / "s.toml", Sample, overrides={"port": 2}).port == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"name": "a", "prot": 1}, "unknown key 'prot'; did you mean 'port'?"),
+        ({"name": "a", "NAME": "b"}, "unknown key 'NAME'; did you mean 'name'?"),
+        ({"name": "a", "zzzzzz": 1}, "unknown key 'zzzzzz'; known here: engine, home, listen, name, port, rate"),
+        ({"name": "a", "engine": {"thread": 1}}, "unknown key 'engine.thread'; did you mean 'threads'?"),
+        ({"name": "a", "engine": {"threads": 0}}, "engine.threads = 0: should be greater than or equal to 1 (CPU th"),
+        ({"name": "a", "engine": {"threads": "2"}}, 'engine.threads = "2": should be a valid integer'),
+        ({"name": "a", "engine": {"kind": "x"}}, "engine.kind = \"x\": should be 'llama' or 'fake'"),
+        ({"name": "a", "port": 70_000}, "port = 70000: should be less than or equal to 65535 (a TCP port"),
+        ({"name": "a", "listen": ["nowhere"]}, 'listen[0] = "nowhere": must be an address like /ip4/'),
+        ({"name": "a", "rate": float("nan")}, "rate = NaN"),
+        ({"name": "a", "home": 3}, "home = 3: must be a path"),
+        ({"name": ""}, 'name = "": must be any name'),
+        ({}, "'name' is missing (any name)"),
+    ],
+)
+def test_names_key_value_and_what_is_allowed(values, says):
+    """Each mistake is one line with the file, the key, what was given and what is allowed."""
+    message = wrong(values)
+    assert message.startswith("sample.toml: ")
+    assert says in message
+
+
+def test_several_mistakes_are_told_at_once():
+    """The first three mistakes are named and the rest counted."""
+    message = wrong({"name": "a", "k1": 1, "k2": 2, "k3": 3, "k4": 4, "k5": 5})
+    assert "'k3'" in message
+    assert "'k4'" not in message
+    assert message.endswith("and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "there is no settings file"),
+        (b"name = ", "is not valid TOML"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"#" * (1 << 20) + b"#", "too large"),
+    ],
+)
+def test_unreadable_files(tmp_path, content, says):
+    """A file that is missing, broken, binary or huge is refused in one line that names it."""
+    file = tmp_path / "s.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        load_settings(file, Sample)
+    assert str(file) in str(caught.value)
+
+
+def test_a_folder_is_not_a_settings_file(tmp_path):
+    """Naming a folder gives the system's reason, not a traceback."""
+    with pytest.raises(ConfigurationError, match="cannot read the settings file"):
+        load_settings(tmp_path, Sample)

@@ -1,0 +1,173 @@
+"""The documents name commands, options, settings, requests, codes and files that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from echo2.coordinator import api, cli
+from echo2.coordinator import main as coordinator_main
+from echo2.coordinator.config import CoordinatorConfig, RunConfig
+from echo2.coordinator.ledger import LedgerUnavailable
+from echo2.learner import main as learner_main
+from echo2.learner.config import LearnerConfig
+from echo2.node import main as node_main
+from echo2.p2p import swarm
+from echo2.tasks.catalog import TASKS
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "packaging" / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+COMMANDS = {
+    "echo2": typer.main.get_command(cli.app),
+    "echo2-coordinator": typer.main.get_command(coordinator_main.app),
+    "echo2-learner": typer.main.get_command(learner_main.app),
+    "echo2-node": typer.main.get_command(node_main.app),
+}
+REST_ONLY = {"run_life.py"}
+"""Its refusals answer REST requests, not peers."""
+
+
+def text(name: str) -> str:
+    return next(page for page in PAGES if page.name == name).read_text(encoding="utf-8")
+
+
+def command_lines() -> list[str]:
+    """Every command of ours in a code block or between backticks."""
+    found = []
+    for page in PAGES:
+        content = page.read_text(encoding="utf-8")
+        blocks = re.findall(r"```\w*\n(.*?)```", content, re.DOTALL)
+        inline = re.findall(r"`([^`\n]+)`", content)
+        for line in [line for block in blocks for line in block.splitlines()] + inline:
+            line = re.sub(r"^\S*\.venv/bin/", "", line.strip())
+            if re.match(r"echo2(-coordinator|-learner|-node)? [a-z]", line):
+                found.append(line)
+    return found
+
+
+def options(command) -> dict[str, object]:
+    return {name: parameter.default for parameter in command.params for name in parameter.opts}
+
+
+@pytest.mark.parametrize("line", sorted(set(command_lines())))
+def test_every_command_shown_exists_with_its_options(line):
+    """A reader can type what is printed."""
+    words = shlex.split(line, comments=True)
+    command = COMMANDS[words.pop(0)]
+    while words and hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    assert {word for word in words if word.startswith("--")} <= {*options(command), "--help"}
+
+
+def test_some_commands_are_shown():
+    """The search above finds what it should."""
+    assert len(command_lines()) > 20
+
+
+def test_the_volunteers_options_have_the_defaults_they_have():
+    """Documented from the code, not from memory."""
+    real = options(COMMANDS["echo2-node"].commands["run"])
+    rows = re.findall(r"^\| `(--[a-z-]+)` \| ([^|]+) \|", text("volunteers.md"), re.MULTILINE)
+    assert len(rows) >= 8
+    for option, default in rows:
+        assert str(real[option] or "none") == default.strip()
+
+
+def test_the_settings_shown_exist():
+    """Keys of both settings files, in the examples and in the tables."""
+    coordinator, learner = re.findall(r"```toml\n(.*?)```", text("operators.md"), re.DOTALL)
+    shown = tomllib.loads(coordinator)
+    assert set(shown.pop("run")) <= set(RunConfig.model_fields)
+    assert set(shown) <= set(CoordinatorConfig.model_fields)
+    assert set(tomllib.loads(learner)) <= set(LearnerConfig.model_fields)
+    researchers = text("researchers.md")
+    of_run, of_learner = researchers.split("In `coordinator.toml`")[1].split("In `learner.toml`")
+    for table, kind in ((of_run, RunConfig), (of_learner.split("## The objective")[0], LearnerConfig)):
+        keys = {
+            key for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)
+        }
+        assert len(keys) > 8
+        assert keys <= set(kind.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("key", "default"),
+    [("lr", "2e-4"), ("ratio_cap", "2"), ("kl_weight", "0"), ("minibatches", "2"), ("clip", "0.2, 0.2")],
+)
+def test_defaults_of_the_learner_shown_are_the_real_ones(key, default):
+    """The researcher's table and the settings agree."""
+    assert re.search(rf"^\| `{key}`[^|]*\| {re.escape(default)}[ ,|]", text("researchers.md"), re.MULTILINE)
+    real = LearnerConfig.model_fields[key].default
+    assert real == (tuple(map(float, default.split(", "))) if "," in default else float(default))
+
+
+def test_the_tasks_shown_are_the_catalogues():
+    """Names and sizes."""
+    rows = re.findall(r"^\| `([\w-]+)` \| .*?(\d+) for training, (\d+) held out", text("researchers.md"), re.MULTILINE)
+    assert {(name, int(train), int(heldout)) for name, train, heldout in rows} == {
+        (task.name, task.train_size, task.heldout_size) for task in TASKS.values()
+    }
+
+
+def test_every_request_shown_is_served_and_every_one_served_is_shown():
+    """The operator's table of REST requests and the routes."""
+    source = Path(api.__file__).read_text(encoding="utf-8")
+    routes = {
+        (method.upper(), re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), path))
+        for method, path in re.findall(r'@api\.(get|post)\("([^"]+)"', source)
+    }
+    shown = {("GET", "/openapi.json")}
+    for row in re.findall(r"^\| (`(?:GET|POST) .*?) \|", text("operators.md"), re.MULTILINE):
+        method, last = "", ""
+        for part in re.findall(r"`([^`]+)`", row):
+            if " " in part:
+                method, last = part.split()
+            else:
+                last = last.rsplit("/", 1)[0] + part
+            shown.add((method, last))
+    assert shown == routes | {("GET", "/openapi.json")}
+
+
+def test_every_refusal_is_in_the_specification():
+    """Each code that a peer may be refused with, found in the source."""
+    codes = {swarm.TICKET_CODE, swarm.LACKING_CODE, LedgerUnavailable("").code}
+    for path in [*(ROOT / "p2p").glob("*.py"), *(ROOT / "coordinator").glob("*.py")]:
+        if path.name in REST_ONLY:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="Refused"), args=[ast.Constant(value=code), *_]):
+                    codes.add(code)
+    table = text("wire.md").split("### Codes of refusals")[1].split("\n## ")[0]
+    listed = {
+        code for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for code in re.findall(r"`([^`]+)`", row)
+    }
+    assert codes <= listed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_files_named_exist(page):
+    """Relative links resolve; paths of source files between backticks are files."""
+    content = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", content):
+        assert (page.parent / target).exists(), target
+    for path in re.findall(
+        r"`((?:node|coordinator|learner|p2p|tasks|packaging|tests)/[\w/.-]+\.(?:py|md|txt))`", content
+    ):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_within_a_page_exist(page):
+    """Each link to a heading of the same page finds it."""
+    content = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", content, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", content)) <= anchors
