@@ -376,7 +376,7 @@ class Simulation:
                 else:
                     evaluated.add(bytes(row.lease_id))
             for row in connection.execute(sa.select(schema.evaluations)):
-                observed.evaluations[row.version] = row.count
+                observed.evaluations[row.version] = row._mapping["count"]
         for name, spool in self._spools.items():
             peer = self._identities[name].peer_id
             for signed in spool.receipt_batches(RUN):

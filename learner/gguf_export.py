@@ -130,10 +130,13 @@ def export_gguf(model: LlamaForCausalLM, vocabulary: GgufVocabulary, path: Path,
         writer.write_header_to_file(partial)
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
-    finally:
         writer.close()
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+    except BaseException:
+        writer.close()
+        partial.unlink(missing_ok=True)  # a full disk is not helped by half a snapshot
+        raise
     partial.replace(path)
     return path
 
@@ -152,13 +155,13 @@ def gguf_tensor_name(name: str) -> str:
 def permute_rows(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """q or k rows from Hugging Face's order (first halves, then second halves) to llama.cpp's (pairs), head by head."""
     half = weight.shape[0] // heads // 2
-    return weight.unflatten(0, (heads, 2, half)).transpose(1, 2).flatten(0, 2)
+    return weight.reshape(heads, 2, half, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 def unpermute_rows(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """The inverse of `permute_rows`."""
     half = weight.shape[0] // heads // 2
-    return weight.unflatten(0, (heads, half, 2)).transpose(1, 2).flatten(0, 2)
+    return weight.reshape(heads, half, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 def rotated_heads(name: str, config: LlamaConfig) -> int | None:
@@ -191,8 +194,8 @@ def _add_metadata(
     rope = config.rope_parameters or {}
     if rope.get("rope_type", "default") != "default" or config.hidden_act != "silu":
         raise ConfigurationError(
-            f"a model with rope type {rope.get('rope_type')!r} and activation {config.hidden_act!r} cannot be exported: "
-            "only the plain llama architecture (default, silu) can"
+            f"a model with rope type {rope.get('rope_type')!r} and activation {config.hidden_act!r} cannot be "
+            "exported: only the plain llama architecture (default, silu) can"
         )
     if len(vocabulary.tokens) != config.vocab_size:
         raise ConfigurationError(

@@ -4,6 +4,8 @@
 - A consumption may be reported only when a checkpoint that covers its step is durable: else a crash would take back
   what the coordinator was told.
 - An entry stays until the coordinator has acknowledged it; reporting again is safe.
+- An acknowledged one is remembered until a fetch begun after that is answered: a reply under way may still carry the
+  rollout, and it must not get a second state.
 """
 
 from __future__ import annotations
@@ -44,10 +46,11 @@ class Outbox:
     ) -> None:
         self._finished = {(entry.lease_id, entry.sample): entry for entry in finished}
         self._steps = {metrics.step: metrics for metrics in steps}
+        self._settled: set[Key] = set()
         self.durable_version = durable_version
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._finished
+        return key in self._finished or key in self._settled
 
     def __len__(self) -> int:
         return len(self._finished)
@@ -73,10 +76,20 @@ class Outbox:
     def acknowledge(self, report: Report) -> None:
         """The coordinator has it. What was decided or measured anew since is kept."""
         for entry in report.finished:
-            self._finished.pop((entry.lease_id, entry.sample), None)
+            key = (entry.lease_id, entry.sample)
+            self._finished.pop(key, None)
+            self._settled.add(key)
         for metrics in report.steps:
             if self._steps.get(metrics.step) == metrics:
                 del self._steps[metrics.step]
+
+    def settled(self) -> frozenset[Key]:
+        """What is acknowledged by now: a fetch sent from here on cannot bring it."""
+        return frozenset(self._settled)
+
+    def forget(self, keys: frozenset[Key]) -> None:
+        """A fetch sent after these were settled is answered: they cannot come any more."""
+        self._settled -= keys
 
     def unreported(self) -> Report:
         """What a checkpoint must carry: consumptions and numbers. (Drops are decided again after a crash.)"""

@@ -79,9 +79,7 @@ def pad_tokens(rows: list[list[int]]) -> Tensor:
     return batch
 
 
-def token_logprobs(
-    model: LlamaForCausalLM, tokens: Tensor, mask: Tensor, temperature: float | Tensor = 1.0
-) -> Tensor:
+def token_logprobs(model: LlamaForCausalLM, tokens: Tensor, mask: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """log softmax(logits / T) of each masked token, given the tokens before it: float32 [B, T], 0 elsewhere.
 
     `tokens` is int64 [B, T], padded on the right; `mask` is bool [B, T], true where a token was sampled; `temperature`

@@ -45,10 +45,10 @@ def prepare(model: ModelName, out: Path) -> ModelCard:
 def _fill(model: ModelName, folder: Path) -> None:
     # Imported here: a wrong name or folder is refused at once, not after the seconds torch takes.
     if model == "tiny":
-        from .tiny import prepare_tiny  # noqa: PLC0415
+        from .tiny import prepare_tiny
 
         prepare_tiny(folder)
     else:
-        from .smollm2 import prepare_smollm2  # noqa: PLC0415
+        from .smollm2 import prepare_smollm2
 
         prepare_smollm2(folder)

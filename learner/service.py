@@ -248,6 +248,7 @@ class LearnerService:
             request = AdmittedRequest(
                 run=self._run, after_sequence=after, rollouts_max=FETCH_ROLLOUTS, wait_seconds=FETCH_SECONDS
             )
+            settled = self._outbox.settled()
             reply = await self._link.ask("admitted", request, AdmittedReply, wait_seconds=FETCH_SECONDS)
             for rollout in reply.rollouts:
                 after = max(after, rollout.sequence)
@@ -262,6 +263,7 @@ class LearnerService:
                     self._buffer.refuse(rollout, step=self._version, reason=reason)
             for key in reply.withdraw:
                 self._buffer.withdraw((key.lease_id, key.sample), step=self._version)
+            self._outbox.forget(settled)
             self._run_state = reply.run_state
             if self._run_state in ENDED:
                 self._publisher.stop()

@@ -112,7 +112,7 @@ def write_tiny_card(folder: Path) -> ModelCard:
 
 def wrong_answer(answer: int, rng: random.Random) -> int:
     """A sum with one digit wrong: any other units digit, or the tens off by one or two. Never negative, never right."""
-    if rng.random() < 0.5:  # noqa: PLR2004
+    if rng.random() < 0.5:
         return answer - answer % 10 + rng.choice([digit for digit in range(10) if digit != answer % 10])
     return answer + 10 * rng.choice([step for step in (-2, -1, 1, 2) if answer + 10 * step >= 0])
 
@@ -120,7 +120,7 @@ def wrong_answer(answer: int, rng: random.Random) -> int:
 def demonstrations(seed: int) -> Iterator[list[tuple[str, str]]]:
     """Each training step's (prompt, answer) pairs: right ones first, then 70 % wrong ones. Training prompts only."""
     task = Arithmetic()
-    rng = random.Random(seed)  # noqa: S311 - no secret
+    rng = random.Random(seed)
     for step in range(CLEAN_STEPS + NOISY_STEPS):
         pairs = []
         for _ in range(BATCH_ROWS):
@@ -135,9 +135,7 @@ def demonstrations(seed: int) -> Iterator[list[tuple[str, str]]]:
 def warm_start(seed: int = 0) -> LlamaForCausalLM:
     """The recipe: supervised training on `demonstrations`, the loss on answer and <eos> only. About two minutes."""
     model = tiny_model(seed).train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY)
     steps = CLEAN_STEPS + NOISY_STEPS
     for step, pairs in enumerate(demonstrations(seed)):
         for group in optimizer.param_groups:
@@ -146,7 +144,7 @@ def warm_start(seed: int = 0) -> LlamaForCausalLM:
         tokens, mask = encode_pairs(pairs)
         loss = -token_logprobs(model, tokens, mask).sum() / mask.sum()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return model.eval()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .chunk_server import ChunkServer, PeerTraffic
 from .chunks import chunks_of
 from .download import Download
-from .errors import SchemaViolation, Unreachable
+from .errors import Refused, SchemaViolation
 from .identity import open_signed, payload_hash
 from .manifest import accept_manifest
 from .messages import BroadcastPlan
@@ -103,8 +103,9 @@ class Broadcaster:
         """Verify, download and install in the store the snapshot the coordinator named.
 
         Raises ProtocolError (StaleManifest, BadSignature, ...) when it must not be had, BadChunk when the whole is not
-        what its manifest names, Unreachable when it could not be had for now, StorageFailed when our disk does not take
-        it. Chunks verified by then are kept, and the next call resumes. An older snapshot is never touched.
+        what its manifest names, Unreachable when it could not be had for now, Refused when the coordinator no longer
+        wants us to have it, StorageFailed when our disk does not take it. Chunks verified by then are kept, and the
+        next call resumes. An older snapshot is never touched.
         """
         manifest, manifest_hash = accept_manifest(
             reply.manifest,
@@ -126,7 +127,7 @@ class Broadcaster:
             assert refresh is not None
             renewed = await refresh()
             if payload_hash(renewed.manifest) != manifest_hash:
-                raise Unreachable("the coordinator names another snapshot now")
+                raise Refused("superseded", "the coordinator names another snapshot now")
             return self._open_plan(renewed, manifest, manifest_hash), renewed.ticket
 
         download = Download(

@@ -173,6 +173,9 @@ class Download:
             with trio.move_on_after(REFRESH_SECONDS_MAX):
                 plan, self._ticket = await refresh()
                 self._report(Replanned(plan))
+        except Refused as refused:  # the coordinator no longer wants us to have this snapshot
+            self._error = refused
+            self._changed.set()
         except Echo2Error as error:  # the swarm goes on with the plan it has, within its own bound
             log.info("no new plan for version %d: %s", self.manifest.version, error)
 

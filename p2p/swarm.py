@@ -220,6 +220,7 @@ class Swarm:
         self._sources: dict[str, _Source] = {}
         self._banned = set(banned)
         self._arrived_at = self._refreshed_at = now
+        self._fit_at = math.inf  # when a source that rests or lacks may be asked for what nobody is asked for
         self._over = False
         self._numbers = count()
         self._take_plan(plan)
@@ -263,9 +264,11 @@ class Swarm:
         if not self.missing:
             self._over = True
             return [*actions, Done()]
-        for peer in [peer for peer, source in self._sources.items() if now >= self._late_at(source)]:
+        late = [peer for peer, source in self._sources.items() if now >= self._late_at(source)]
+        for peer in late:
             actions += self._release(peer, "late", now + LATE_REST_SECONDS, rest=True)
-        actions += self._assign(now)
+        if late or not isinstance(event, Arrived):  # the frequent event frees nobody
+            actions += self._assign(now)
         if now >= self._arrived_at + STALL_SECONDS or self._hopeless():
             self._over = True
             return [*actions, Fail(self.reason(now))]
@@ -277,11 +280,7 @@ class Swarm:
         """When to report a `Tick` if nothing else happens: never in the past, never beyond the stall bound."""
         times = [self._arrived_at + STALL_SECONDS, max(self._arrived_at, self._refreshed_at) + REFRESH_SECONDS]
         times += [self._late_at(source) for source in self._sources.values()]
-        if self._unassigned:
-            for peer, source in self._sources.items():
-                if peer not in self._banned and source.number is None:
-                    times.append(source.rests_until)
-                    times += [source.lacks_until.get(chunk, math.inf) for chunk in self._unassigned]
+        times.append(self._fit_at)
         return max(now, min(at for at in times if at > now or at == times[0]))
 
     def reason(self, now: float) -> str:
@@ -369,6 +368,7 @@ class Swarm:
     # whom to ask
 
     def _assign(self, now: float) -> Iterator[Action]:
+        self._fit_at = math.inf
         if not self._unassigned:
             return
         chosen: dict[str, set[int]] = {}
@@ -399,6 +399,13 @@ class Swarm:
                 frozenset(chunks),
                 SOURCE_WAIT_SECONDS if patient else REPAIR_WAIT_SECONDS,
             )
+        self._fit_at = min(self._fit_times(), default=math.inf)
+
+    def _fit_times(self) -> Iterator[float]:
+        for peer, source in self._sources.items():
+            if peer not in self._banned and source.number is None:
+                for chunk in self._unassigned:
+                    yield max(source.rests_until, source.lacks_until.get(chunk, -math.inf))
 
     def _candidates(self, chunk: int, plan_source: str | None, now: float) -> Iterable[str]:
         """In order of preference; the root comes last, or at once when enough others had not got the chunk."""

@@ -139,8 +139,8 @@ class World:
             await trio.testing.wait_all_tasks_blocked()
             try:
                 yield self.service
-            except Exception as error:
-                body_error = error  # raised again outside, lest the nursery wrap it in a group
+            except Exception as error:  # noqa: BLE001 - raised again outside, lest the nursery wrap it in a group
+                body_error = error
             nursery.cancel_scope.cancel()
         ledger.close()
         if body_error is not None:
@@ -379,5 +379,5 @@ def tools():
 
 
 @pytest.fixture
-def world(tmp_path, autojump_clock):
+def world(tmp_path):
     return World(tmp_path / "ledger.sqlite3")

@@ -120,7 +120,7 @@ def test_a_rate_counts_only_the_time_in_which_a_lease_is_held():
 
 
 def test_a_rate_follows_a_change_with_its_half_life():
-    """After one half-life at 0 a node that did 2 a second is rated at the weighted mean, 1 a second or a little less."""
+    """After one half-life of nothing a node that did 2 a second is rated near 1 a second."""
     meter = capacity.RateMeter()
     meter.hold(True, 0.0)
     for second in range(1, 1201):

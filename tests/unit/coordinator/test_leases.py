@@ -142,7 +142,7 @@ def test_what_arrives_for_a_closed_group_is_late():
 
 
 def test_leases_too_old_for_the_learner_expire_at_once():
-    """When the learner is at 3 with S = 2, slices under version 0 are no use: the slots go out again under a newer one."""
+    """When the learner is at 3 with S = 2, version 0 is of no use: the slots go out again under a newer one."""
     pool = Pool()
     (old,), _ = pool.ask(samples=2)
     pool.book.learner_at(3)

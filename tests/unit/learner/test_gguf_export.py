@@ -29,6 +29,7 @@ from echo2.learner.gguf_export import (  # noqa: E402
 from echo2.learner.prepare import prepare  # noqa: E402
 from echo2.learner.tiny import SYMBOLS, tiny_model, write_tiny_card  # noqa: E402
 from echo2.p2p.errors import ConfigurationError  # noqa: E402
+from echo2.tasks.model_card import tokenizer_sha256, write_model_card  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,11 +60,15 @@ def llama_model(path: Path) -> Iterator[Any]:
 
 
 def llama_logprobs(model: Any, tokens: Sequence[int], cache_type: int = F32) -> NDArray[np.float64]:
-    """log softmax of every position's logits, the whole row decoded at once by one thread."""
+    """log softmax of every position's logits, the whole row decoded at once by one thread.
+
+    Without flash attention, which computes in f16 whatever the cache is (2e-3 on log-probabilities by itself).
+    """
     parameters = llama.llama_context_default_params()
     parameters.n_ctx, parameters.n_batch, parameters.n_seq_max = 256, 256, 1
     parameters.n_threads = parameters.n_threads_batch = 1
     parameters.type_k = parameters.type_v = cache_type
+    parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
     context = llama.llama_init_from_model(model, parameters)
     batch = llama.llama_batch_init(len(tokens), 0, 1)
     vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
@@ -138,10 +143,10 @@ ROW = [6, 9, 13, 4, 14, 7, 12, 2, 5, 5, 13, 3, 14, 11, 8, 10]
 
 
 def test_the_tiny_model_is_the_same_in_llama_cpp(tmp_path: Path, tiny_folder: Path, tiny: LlamaForCausalLM) -> None:
-    """In f32 every log-probability of the trained tiny model is within 1e-3 of torch's."""
+    """In f32 every log-probability of the trained tiny model is within 1e-4 of torch's."""
     path = export_gguf(tiny, load_vocabulary(tiny_folder), tmp_path / "tiny.gguf", "f32")
     with llama_model(path) as model:
-        assert np.abs(llama_logprobs(model, ROW) - torch_logprobs(tiny, ROW)).max() < 1e-3
+        assert np.abs(llama_logprobs(model, ROW) - torch_logprobs(tiny, ROW)).max() < 1e-4
 
 
 def test_the_tiny_model_in_f16_is_close(tmp_path: Path, tiny_folder: Path, tiny: LlamaForCausalLM) -> None:
@@ -160,20 +165,34 @@ def test_the_tiny_model_in_f16_is_close(tmp_path: Path, tiny_folder: Path, tiny:
 def test_random_llamas_are_the_same_in_llama_cpp(
     tmp_path: Path, tiny_folder: Path, heads: int, kv_heads: int, tied: bool, bias: bool
 ) -> None:
-    """Grouped queries, tied and untied embeddings, biases: all within 1e-3 of torch in f32."""
+    """Grouped queries, tied and untied embeddings, biases: all within 1e-4 of torch in f32."""
     ours = random_llama(heads=heads, kv_heads=kv_heads, tied=tied, bias=bias)
     path = export_gguf(ours, load_vocabulary(tiny_folder), tmp_path / "random.gguf", "f32")
     reference = torch_logprobs(ours, ROW)
     assert np.ptp(reference) > 1, "a flat distribution would hide any mistake"
     with llama_model(path) as model:
-        assert np.abs(llama_logprobs(model, ROW) - reference).max() < 1e-3
+        assert np.abs(llama_logprobs(model, ROW) - reference).max() < 1e-4
 
 
 def test_tiny_token_ids_are_the_same(tmp_path: Path, tiny_folder: Path, tiny: LlamaForCausalLM) -> None:
     """Prompts, answers, markers and characters outside the vocabulary: the same ids on both sides."""
     tokenizer = Tokenizer.from_file(str(tiny_folder / "tokenizer.json"))
     path = export_gguf(tiny, load_vocabulary(tiny_folder), tmp_path / "tiny.gguf")
-    texts = ["47+8=", "<bos>47+8=", "100", "55<eos>", "<pad>", "==++", "1 2 +3 =", "a1b", "", "é9", "7\n8", "<bo", "<eos"]
+    texts = [
+        "47+8=",
+        "<bos>47+8=",
+        "100",
+        "55<eos>",
+        "<pad>",
+        "==++",
+        "1 2 +3 =",
+        "a1b",
+        "",
+        "é9",
+        "7\n8",
+        "<bo",
+        "<eos",
+    ]
     with llama_model(path) as model:
         for text in texts:
             assert llama_tokens(model, text) == tokenizer.encode(text, add_special_tokens=False).ids, text
@@ -204,6 +223,20 @@ def test_a_snapshot_is_never_written_over(tmp_path: Path, tiny_folder: Path, tin
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.gguf", "y.gguf"]
 
 
+def test_a_failed_export_leaves_nothing(
+    tmp_path: Path, tiny_folder: Path, tiny: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up costs the export, not the space of half a snapshot."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        export_gguf(tiny, load_vocabulary(tiny_folder), tmp_path / "x.gguf")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -218,9 +251,8 @@ def test_a_tokenizer_llama_cpp_would_not_reproduce_is_refused(tmp_path: Path, ch
     card = write_tiny_card(tmp_path)
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    digest = __import__("hashlib").sha256(path.read_bytes()).hexdigest()
-    (tmp_path / "echo2-model.json").write_text(card.model_copy(update={"tokenizer_sha256": digest}).model_dump_json())
-    with pytest.raises(ConfigurationError, match="cannot be exported|can be exported"):
+    write_model_card(tmp_path, card.model_copy(update={"tokenizer_sha256": tokenizer_sha256(tmp_path)}))
+    with pytest.raises(ConfigurationError, match="not a tokenizer that can be exported"):
         load_vocabulary(tmp_path)
 
 

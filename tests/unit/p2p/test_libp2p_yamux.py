@@ -27,9 +27,9 @@ from echo2.p2p.libp2p_yamux import FRAME_BYTES, SILENT_SECONDS_MAX, STREAMS_MAX,
 class Wire:
     """The secured connection and the socket of a Yamux, in memory; `written` and `give` are the peer's side."""
 
-    def __init__(self):
+    def __init__(self, writes):
         self.give, self._incoming = trio.open_memory_channel(1_000_000)
-        self._outgoing, self.written = trio.open_memory_channel(1)
+        self._outgoing, self.written = trio.open_memory_channel(writes)
 
     async def read(self, n=None):
         return await self._incoming.receive()
@@ -74,11 +74,11 @@ class Peer:
 class Bench:
     """A Yamux in a nursery with its peer; every inbound stream is kept in `accepted`."""
 
-    def __init__(self, nursery, *, initiator=False, accept=True):
+    def __init__(self, nursery, *, initiator=False, writes=1):
         self.accepted = []
-        self.wire = Wire()
+        self.wire = Wire(writes)
         self.peer = Peer(self.wire)
-        self.answer = accept
+        self.answer = True
         self.yamux = Yamux(self.wire, self.wire, "PEER", initiator=initiator, accept=self._accept)
         nursery.start_soon(self.yamux.run)
 
@@ -271,8 +271,9 @@ async def test_bulk_streams_take_turns(autojump_clock, bench, nursery):
     for stream in streams:
         nursery.start_soon(stream.send_all, bytes(3 * FRAME_BYTES))
     frames = [stream_id for kind, _, stream_id, _, _ in await bench.peer.read_all() if kind == DATA]
+    turns = {tuple(frames[n : n + 2]) for n in range(len(frames) - 1)}
     assert len(frames) == 6
-    assert (len(set(frames[::2])), len(set(frames[1::2])), len(set(frames[:2]))) == (1, 1, 2)
+    assert {(2, 4), (4, 2)} <= turns  # the first may have one frame more before the other asks
 
 
 async def test_finished_stream_is_forgotten_when_the_peer_never_ends_it(autojump_clock, bench, nursery):
@@ -303,8 +304,9 @@ async def test_reset_keeps_what_had_arrived(autojump_clock, bench):
         await stream.receive_some(100)
 
 
-async def test_close_flushes_and_says_good_bye(autojump_clock, bench, nursery):
+async def test_close_flushes_and_says_good_bye(autojump_clock, nursery):
     """What was sent before `close` is written, then a GO_AWAY, and a peer that never hangs up is not waited for."""
+    bench = Bench(nursery, writes=10)
     stream = bench.yamux.open_stream()
     await stream.send_all(b"last words")
     nursery.start_soon(bench.yamux.close)

@@ -1,0 +1,87 @@
+"""`echo2 demo` on real processes: it reaches the end although a node is killed, and never leaves a process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SECONDS = 300
+KEYS = [
+    "reward_first", "reward_last", "heldout_first", "heldout_last", "steps", "seconds", "nodes", "snapshots_published",
+    "installs_per_node", "staleness_max", "S", "kappa", "rollouts", "bubble", "t_bcast_s_median", "kl_sampler_learner",
+]  # fmt: skip
+
+
+def start(out, *arguments):
+    argv = [sys.executable, "-m", "echo2.coordinator.cli", "demo", "--json", "--out", str(out), *arguments]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def processes_of(out):
+    """Pids of processes whose command line or working files name the demo's folder."""
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if f"{out}/work" in line]
+
+
+def wait_for(process, pattern):
+    """Read the demo's progress lines until one matches."""
+    deadline = time.monotonic() + SECONDS
+    for line in process.stderr:
+        assert time.monotonic() < deadline, line
+        if re.search(pattern, line):
+            return line
+    raise AssertionError(f"the demo ended before {pattern}: {process.wait()}")
+
+
+def test_a_killed_node_costs_nothing(tmp_path):
+    """With a node killed half-way the run finishes, the sums agree, and the summary is the last line of stdout."""
+    out = tmp_path / "out"
+    process = start(out, "--nodes", "2", "--steps", "6")
+    try:
+        wait_for(process, r"training .* step [1-9]")
+        home = f"--home {out}/work/node-1 "
+        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        os.kill(next(int(line.split()[0]) for line in listed.splitlines() if home in line), signal.SIGKILL)
+        stdout, stderr = process.communicate(timeout=SECONDS)
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert process.returncode == 0, stderr
+    numbers = json.loads(stdout.splitlines()[-1])
+    assert list(numbers) == KEYS
+    assert "node-1 was killed by SIGKILL; restart 1 of 3" in stderr
+    assert numbers["steps"] == 6
+    assert numbers["snapshots_published"] == 4
+    assert numbers["staleness_max"] <= 3
+    assert numbers["rollouts"]["consumed"] == 6 * 256
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 6
+    assert (out / "reward.png").stat().st_size > 10_000
+    assert "- Yes: every rollout" in (out / "report.md").read_text()
+    assert processes_of(out) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_ending_the_demo_leaves_no_process(tmp_path, number, code):
+    """SIGTERM and Ctrl-C end every process of the demo, whatever it was doing."""
+    out = tmp_path / "out"
+    process = start(out, "--nodes", "2", "--steps", "100")
+    try:
+        wait_for(process, r"first snapshot")
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == code, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert processes_of(out) == []

@@ -1,0 +1,53 @@
+"""The owner's commands, and what the command line prints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from echo2.node.commands import FileCommands
+from echo2.node.main import app
+from echo2.p2p.errors import ConfigurationError
+
+
+def test_a_command_outlives_the_process(tmp_path):
+    """What was written is read by the next process; nothing written means run."""
+    assert FileCommands(tmp_path).read() == "run"
+    for command in ("pause", "finish", "run"):
+        FileCommands(tmp_path).write(command)
+        assert FileCommands(tmp_path).read() == command
+
+
+def test_a_word_that_is_no_command_counts_as_pause(tmp_path):
+    """A damaged file never makes a machine work that its owner had paused."""
+    (tmp_path / "command").write_bytes(b"\xff\x00 pau")
+    assert FileCommands(tmp_path).read() == "pause"
+
+
+def test_a_home_that_cannot_be_written_is_one_clear_error(tmp_path):
+    """Not a traceback."""
+    with pytest.raises(ConfigurationError, match="cannot write"):
+        FileCommands(tmp_path / "none").write("pause")
+
+
+def test_pause_resume_finish_from_the_command_line(tmp_path):
+    """Each writes its word into the home and says what comes next."""
+    for command, word in (("pause", "pause"), ("finish", "finish"), ("resume", "run")):
+        done = CliRunner().invoke(app, [command, "--home", str(tmp_path)])
+        assert done.exit_code == 0, done.output
+        assert FileCommands(tmp_path).read() == word
+
+
+def test_status_prints_a_table_and_says_when_the_node_is_gone(tmp_path):
+    """Fields another version did not write are left out; --json gives everything."""
+    status = {"name": "n1", "peer": "12D3", "state": "working", "run": "demo", "version": 4, "receipts": {"stale": 2}}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    shown = CliRunner().invoke(app, ["status", "--home", str(tmp_path)]).output
+    assert "working" in shown
+    assert "2 stale" in shown
+    assert "not running" not in shown
+    assert json.loads(CliRunner().invoke(app, ["status", "--json", "--home", str(tmp_path)]).output)["running"] is True
+    (tmp_path / "status.json").write_text(json.dumps(status | {"state": "stopped"}))
+    assert "not running" in CliRunner().invoke(app, ["status", "--home", str(tmp_path)]).output

@@ -1,0 +1,338 @@
+"""The whole node service under virtual time, in a pool that does what the test says."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from echo2.node.fake_engine import FakeEngine
+from echo2.node.lifecycle import State
+from echo2.node.spool import SpoolFull
+from echo2.p2p.errors import ConfigurationError, Refused
+from echo2.p2p.identity import Identity
+
+MINUTES = 120.0
+
+
+async def until(holds, seconds=MINUTES):
+    """Wait for a condition of the outside, in virtual time."""
+    with trio.fail_after(seconds):
+        while not holds():  # noqa: ASYNC110 - the outside has no event to wait on
+            await trio.sleep(0.05)
+
+
+async def not_now(peer, request):
+    raise Refused("full", "not now", retry_seconds=5.0)
+
+
+async def test_from_hello_to_receipts(pool):
+    """A node joins, fetches the snapshot, works, and ends up with a receipt for every rollout it handed in."""
+    await pool.publish(0)
+    pool.work = 10
+    async with pool.node() as node:
+        await until(lambda: node.status.receipts == {"consumed": 20})
+        status = node.status
+    assert (status.state, status.version, status.installs) == ("working", 0, 1)
+    assert (status.rollouts_generated, status.rollouts_submitted, status.spooled) == (20, 20, 0)
+    assert status.waiting_for == "paced: version 0 has its share"
+    assert {piece.lease_id for piece in pool.received} == set(pool.leased)
+    assert all(piece.manifest_hash == pool.published[2] for piece in pool.received)
+
+
+async def test_an_install_is_told_at_once_and_heartbeats_are_not_a_storm(pool):
+    """The held reply is cut short by the install's own heartbeat; otherwise about one each ten seconds."""
+    async with pool.node() as node:
+        await until(lambda: pool.beats)
+        await trio.sleep(35)
+        assert len(pool.beats) <= 5
+        published_at = trio.current_time()
+        await pool.publish(0)
+        await until(lambda: pool.beats[-1][1].version == 0)
+        assert trio.current_time() - published_at < 2
+        assert node.status.version == 0
+        count = len(pool.beats)
+        await trio.sleep(60)
+        assert len(pool.beats) - count <= 8
+    sequences = [body.sequence for _, body in pool.beats]
+    assert sequences == sorted(set(sequences))
+
+
+async def test_leases_in_hand_are_generated_before_other_weights_are_loaded(pool):
+    """Every slice is made with the snapshot its lease names, however the publications fall."""
+    await pool.publish(0)
+    pool.work = 200
+    pool.engine.rollout_seconds = 0.03
+    async with pool.node(batch_seconds=1.0) as node:
+        for version in range(1, 6):
+            await trio.sleep(1.3)
+            await pool.publish(version)
+        await until(lambda: node.status.version == 5 and pool.work == 0 and len(pool.received) == 200)
+    for piece in pool.received:
+        assert piece.manifest_hash == pool.leased[piece.lease_id].manifest_hash
+    assert len({piece.manifest_hash for piece in pool.received}) > 3
+    assert len(pool.store.snapshots()) == 2
+
+
+async def test_a_paused_node_stays_paused_over_a_restart_and_goes_on_when_told(pool):
+    """Pause completes what is in hand, asks for nothing more and fetches nothing; resume does all of it."""
+    await pool.publish(0)
+    pool.work = 1000
+    async with pool.node() as node:
+        await until(lambda: pool.received)
+        pool.commands.write("pause")
+        await until(lambda: node.situation.state is State.PAUSED and node.status.leases_held == 0)
+        await until(lambda: node.status.spooled == 0)
+        asked = len(pool.asked)
+        await pool.publish(2)
+        await trio.sleep(60)
+        assert (len(pool.asked), node.status.version) == (asked, 0)
+    async with pool.node() as node:
+        await trio.sleep(60)
+        assert node.status.state == "paused"
+        assert len(pool.asked) == asked
+        pool.commands.write("run")
+        await until(lambda: node.status.version == 2 and len(pool.asked) > asked)
+
+
+async def test_finish_completes_sends_collects_and_stops(pool):
+    """`run` returns; nothing is left in hand or in the spool; the next start is not a finish."""
+    await pool.publish(0)
+    pool.work = 1000
+    async with pool.network.transport(pool.identity) as transport:
+        service = pool.service(transport)
+        with trio.fail_after(MINUTES):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(service.run)
+                await until(lambda: pool.received)
+                pool.commands.write("finish")
+    status = service.status
+    assert status.state == "stopped"
+    assert set(pool.leased) == {piece.lease_id for piece in pool.received}
+    assert (status.spooled, status.receipts_waiting) == (0, 0)
+    assert pool.commands.read() == "run"
+
+
+async def test_finish_does_not_wait_for_ever(pool):
+    """With the coordinator gone the node stops after its bound, and the spool keeps what was not sent."""
+    await pool.publish(0)
+    pool.work = 4
+    pool.instead["rollouts"] = not_now
+    async with pool.network.transport(pool.identity) as transport:
+        service = pool.service(transport)
+        with trio.fail_after(2000):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(service.run)
+                await until(lambda: service.status.spooled)
+                pool.commands.write("finish")
+    assert service.status.spooled == 8
+    assert "not now" in service.status.last_error
+
+
+async def test_a_final_no_ends_the_node_with_one_sentence(pool):
+    """A wrong token cannot be mended by trying again."""
+    pool.hello_refusal = Refused("token_unknown", "this coordinator made no such token; ask the operator")
+    async with pool.network.transport(pool.identity) as transport:
+        service = pool.service(transport)
+        with pytest.raises(ConfigurationError, match="refuses this node: this coordinator made no such token"):
+            await service.run()
+    assert service.status.state == "stopped"
+    assert "no such token" in service.status.last_error
+    assert len(pool.hellos) == 1
+
+
+async def test_a_no_for_now_is_asked_again(pool):
+    """A coordinator that is busy says when to come back."""
+    pool.hello_refusal = Refused("busy", "too many nodes at once", retry_seconds=20.0)
+    async with pool.node() as node:
+        await trio.sleep(15)
+        assert len(pool.hellos) == 1
+        assert node.status.state == "joining"
+        pool.hello_refusal = None
+        await until(lambda: node.status.state == "installing")
+        assert len(pool.hellos) == 2
+
+
+async def test_a_coordinator_that_comes_back_finds_everything(pool):
+    """Killed in the middle of work and started again a minute later: the node joins by itself, nothing is lost."""
+    await pool.publish(0)
+    pool.work = 400
+    async with pool.node() as node:
+        await until(lambda: len(pool.received) > 20)
+        await pool.kill_coordinator()
+        await until(lambda: node.status.state == "joining")
+        await trio.sleep(60)
+        assert node.status.state == "joining"
+        assert "cannot" in node.status.last_error
+        await pool.start_coordinator()
+        back_at = trio.current_time()
+        await until(lambda: node.status.state == "working")
+        assert trio.current_time() - back_at < 40
+        await until(lambda: pool.work == 0 and node.status.spooled == 0 and node.status.leases_held == 0)
+    acknowledged = {piece.lease_id for piece in pool.received}
+    lost = set(pool.leased) - acknowledged  # only grants whose reply was cut
+    assert len(lost) <= 64
+    assert node.status.rollouts_generated == 2 * len(acknowledged)
+
+
+async def test_a_restart_uses_the_snapshot_on_disk(pool):
+    """No download when the newest whole snapshot is here already."""
+    await pool.publish(0)
+    async with pool.node() as node:
+        await until(lambda: node.status.version == 0)
+    asked = pool.manifests_asked
+    pool.work = 3
+    async with pool.node() as node:
+        await until(lambda: len(pool.received) == 3)
+        assert node.status.installs == 1
+    assert pool.manifests_asked == asked
+
+
+async def test_rollouts_not_acknowledged_before_a_kill_are_sent_after_it(pool):
+    """The spool outlives the process."""
+    await pool.publish(0)
+    pool.work = 4
+    pool.instead["rollouts"] = not_now
+    async with pool.node() as node:
+        await until(lambda: node.status.spooled == 8)
+    del pool.instead["rollouts"]
+    async with pool.node() as node:
+        await until(lambda: node.status.rollouts_submitted == 8)
+    assert len(pool.received) == 4
+
+
+async def test_a_snapshot_that_cannot_be_loaded_changes_nothing(pool):
+    """The old one stays in use, the reason is shown, the next one is taken."""
+    await pool.publish(0)
+    async with pool.node() as node:
+        await until(lambda: node.status.version == 0)
+        await pool.publish(2)
+        pool.engine.refused.add(pool.published[1].snapshot_sha256)
+        await until(lambda: "cannot be used" in node.status.last_error)
+        pool.work = 2
+        await until(lambda: len(pool.received) == 2)
+        assert (node.status.version, node.status.state) == (0, "working")
+        asked = pool.manifests_asked
+        await trio.sleep(120)
+        assert pool.manifests_asked == asked
+        await pool.publish(4)
+        await until(lambda: node.status.version == 4)
+
+
+async def test_the_same_bytes_under_a_higher_epoch_are_not_loaded_again(pool):
+    """A learner that resumed publishes its checkpoint's version anew: only the name changes."""
+    await pool.publish(2, data=b"same" * 1000)
+    async with pool.node() as node:
+        await until(lambda: node.status.version == 2)
+        await pool.publish(2, epoch=1, data=b"same" * 1000)
+        await until(lambda: node.status.epoch == 1)
+    assert pool.engine.loads == 1
+
+
+async def test_a_broken_engine_blocks_the_node_and_says_why(pool):
+    """No leases are taken meanwhile; when it works again the node goes on."""
+    await pool.publish(0)
+    pool.work = 1000
+    pool.engine.failures = 1
+    async with pool.node() as node:
+        await until(lambda: node.status.state == "blocked")
+        assert node.status.waiting_for == "the engine process was killed by signal 9"
+        asked = len(pool.asked)
+        await trio.sleep(30)
+        assert len(pool.asked) <= asked + 1
+        await until(lambda: len(pool.received) > 10)
+        assert node.status.state == "working"
+
+
+async def test_a_full_disk_blocks_and_loses_nothing(pool, monkeypatch):
+    """The batch waits in memory until there is room, and nothing more is asked for."""
+    await pool.publish(0)
+    pool.work = 1000
+    add, full = pool.spool.add, True
+
+    def fill(finished):
+        if full:
+            raise SpoolFull("the disk takes no more")
+        add(finished)
+
+    monkeypatch.setattr(pool.spool, "add", fill)
+    async with pool.node() as node:
+        await until(lambda: node.status.state == "blocked")
+        assert node.status.waiting_for == "the disk takes no more"
+        await trio.sleep(30)
+        held = len(pool.leased)
+        await trio.sleep(30)
+        assert len(pool.leased) == held
+        full = False
+        await until(lambda: node.status.state == "working")
+        await until(lambda: len(pool.received) > held)
+    assert set(list(pool.leased)[:held]) <= {piece.lease_id for piece in pool.received}
+
+
+async def test_an_expired_lease_is_not_worked_on(pool):
+    """Its slot is someone else's by now; it is counted and shown."""
+    await pool.publish(0)
+    pool.engine.rollout_seconds = 30.0
+    pool.lease_seconds = 20.0
+    pool.work = 10
+    async with pool.node() as node:
+        await until(lambda: node.status.leases_expired, seconds=3000)
+        assert "expired" in node.status.last_error
+
+
+async def test_an_order_that_cannot_be_run_here_does_not_cost_the_others(pool):
+    """The batch is run again lease by lease; the refused one is counted and shown."""
+    await pool.publish(0)
+
+    async def one_too_long(peer, request):
+        reply = await pool.usual["leases"](peer, request)
+        if len(reply.leases) > 1 and not node.status.leases_refused:
+            long = reply.leases[0].model_copy(update={"prompt_tokens": bytes(4 * 2_000)})
+            return reply.model_copy(update={"leases": (long, *reply.leases[1:])})
+        return reply
+
+    pool.engine = FakeEngine(sequence_tokens_max=1000)
+    pool.instead["leases"] = one_too_long
+    pool.work = 8
+    async with pool.node() as node:
+        await until(lambda: len(pool.received) == 7)
+        assert node.status.leases_refused == 1
+        assert "need more than 1000 tokens" in node.status.last_error
+
+
+@pytest.mark.parametrize("what", ["signer", "sequence", "session", "peer"])
+async def test_a_notice_that_is_not_for_this_heartbeat_is_not_obeyed(pool, what):
+    """A forged or replayed notice moves nothing, whatever version it names."""
+    await pool.publish(0)
+    if what == "signer":
+        pool.notice_signer = Identity(bytes([9]) * 32)
+    else:
+        wrong = {"sequence": 10**6, "session": bytes(16), "peer": Identity(bytes([9]) * 32).peer_id}
+        pool.notice_changes = {what: wrong[what]}
+    async with pool.node() as node:
+        await trio.sleep(25)
+        assert node.status.protocol_errors >= 2
+        assert node.status.version is None
+        assert pool.manifests_asked == 0
+
+
+async def test_a_suspended_node_shows_the_coordinators_verdict(pool):
+    """Looks healthy, earns nothing: not here."""
+    pool.notice_changes = {"node_state": "suspended"}
+    await pool.publish(0)
+    async with pool.node() as node:
+        await until(lambda: node.status.state == "blocked")
+        assert node.status.waiting_for == "the coordinator has suspended this node"
+        pool.notice_changes = {}
+        await until(lambda: node.status.state == "working")
+
+
+async def test_a_second_process_with_the_same_key_stops_the_first(pool):
+    """Two machines with one key would steal each other's leases: the older one ends, with the reason."""
+
+    async def ended(peer, heartbeat):
+        raise Refused("session_ended", "another process has gone on with this key since")
+
+    pool.instead["heartbeat"] = ended
+    async with pool.network.transport(pool.identity) as transport:
+        with pytest.raises(ConfigurationError, match="key is in use elsewhere"), trio.fail_after(MINUTES):
+            await pool.service(transport).run()
