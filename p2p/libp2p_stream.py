@@ -73,7 +73,8 @@ class YamuxStream:
             while self.outgoing:
                 self._sendable = trio.Event()
                 await self._sendable.wait()
-                self._raise_if_dead()
+                if self.outgoing:  # all taken before the stream died: what the peer said about it is still to be read
+                    self._raise_if_dead()
         finally:
             self.outgoing = memoryview(b"")
             self._sending = False

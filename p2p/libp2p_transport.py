@@ -104,6 +104,8 @@ async def open_libp2p_transport(
                     yield transport
                 except Exception as error:  # noqa: BLE001 - raised again outside, lest the nurseries wrap it in a group
                     body_error = error
+                finally:
+                    transport.stop_serving()
                 handlers.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
@@ -130,6 +132,7 @@ class Libp2pTransport:
         self._dialling: dict[str, trio.Lock] = {}
         self._serving: Counter[str] = Counter()
         self._inbound = 0
+        self._leaving = False
         self._nursery = connections
         self._handler_nursery = connections
         self._accepting = trio.CancelScope()
@@ -176,6 +179,10 @@ class Libp2pTransport:
         if listeners:
             self._nursery.start_soon(self._accept, listeners)
         self._nursery.start_soon(self._close_idle)
+
+    def stop_serving(self) -> None:
+        """Refuse new streams; the handlers are about to be cancelled."""
+        self._leaving = True
 
     async def close(self) -> None:
         """Accept nothing more and close every connection, letting what was sent leave first."""
@@ -319,6 +326,8 @@ class Libp2pTransport:
                 await stream.reset()
 
     def _accept_stream(self, stream: YamuxStream) -> bool:
+        if self._leaving:
+            return False
         if self._serving[stream.peer] >= SERVING_PER_PEER_MAX:
             log.warning("%s has %d streams being served: refused one more", stream.peer, SERVING_PER_PEER_MAX)
             return False

@@ -26,10 +26,10 @@ def start(out, *arguments):
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def processes_of(out):
-    """Pids of processes whose command line or working files name the demo's folder."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if f"{out}/work" in line]
+def processes_with(text):
+    """Pids of processes whose command line has `text` in it."""
+    listed = subprocess.run(["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if text in line]
 
 
 def wait_for(process, pattern):
@@ -48,9 +48,8 @@ def test_a_killed_node_costs_nothing(tmp_path):
     process = start(out, "--nodes", "2", "--steps", "6")
     try:
         wait_for(process, r"training .* step [1-9]")
-        home = f"--home {out}/work/node-1 "
-        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-        os.kill(next(int(line.split()[0]) for line in listed.splitlines() if home in line), signal.SIGKILL)
+        (node,) = processes_with(f"--home {out}/work/node-1 ")
+        os.kill(node, signal.SIGKILL)
         stdout, stderr = process.communicate(timeout=SECONDS)
     finally:
         process.terminate()
@@ -66,7 +65,7 @@ def test_a_killed_node_costs_nothing(tmp_path):
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 6
     assert (out / "reward.png").stat().st_size > 10_000
     assert "- Yes: every rollout" in (out / "report.md").read_text()
-    assert processes_of(out) == []
+    assert processes_with(f"{out}/work") == []
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -76,6 +75,7 @@ def test_ending_the_demo_leaves_no_process(tmp_path, number, code):
     process = start(out, "--nodes", "2", "--steps", "100")
     try:
         wait_for(process, r"first snapshot")
+        assert processes_with(f"{out}/work")
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=SECONDS)
     finally:
@@ -84,4 +84,4 @@ def test_ending_the_demo_leaves_no_process(tmp_path, number, code):
     assert process.returncode == code, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
-    assert processes_of(out) == []
+    assert processes_with(f"{out}/work") == []
