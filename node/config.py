@@ -6,10 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from echo2.p2p.guards import TransportLimits
 from echo2.p2p.messages import SAMPLES_MAX, SLICES_MAX, Name
 from echo2.p2p.settings import Multiaddr, Settings
 
 from .engine import EngineOptions
+
+BITS_IN_MBIT = 1_000_000
 
 
 class NodeSettings(Settings):
@@ -18,6 +21,13 @@ class NodeSettings(Settings):
     name: Name = "node"
     listen: Annotated[tuple[Multiaddr, ...], Field(max_length=16)] = ()
     announce: Annotated[tuple[Multiaddr, ...], Field(max_length=16)] = ()
+
+    upload_mbit: Annotated[
+        float | None, Field(gt=0, le=1_000_000, description="most Mbit/s to send, all peers together; none: no cap")
+    ] = None
+    download_mbit: Annotated[
+        float | None, Field(gt=0, le=1_000_000, description="most Mbit/s to receive; none: no cap")
+    ] = None
 
     threads: Annotated[int, Field(ge=1, le=1024, description="processor threads for generating")] = 1
     sequences: Annotated[int, Field(ge=1, le=256, description="samples generated side by side")] = 256
@@ -47,4 +57,12 @@ class NodeSettings(Settings):
         """The part that the engine process is told."""
         return EngineOptions(
             threads=self.threads, sequences=self.sequences, cache_mib=self.cache_mib, gpu_layers=self.gpu_layers
+        )
+
+    @property
+    def limits(self) -> TransportLimits:
+        """The part that the transport is told."""
+        return TransportLimits(
+            upload_bits_per_second=None if self.upload_mbit is None else self.upload_mbit * BITS_IN_MBIT,
+            download_bits_per_second=None if self.download_mbit is None else self.download_mbit * BITS_IN_MBIT,
         )

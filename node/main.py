@@ -66,6 +66,10 @@ def run(
     announce: Annotated[
         list[str] | None, typer.Option(help="Address to tell others instead, behind a forwarded port.")
     ] = None,
+    upload_mbit: Annotated[
+        float | None, typer.Option(help="Most Mbit/s to send, all peers together; none: no cap.")
+    ] = None,
+    download_mbit: Annotated[float | None, typer.Option(help="Most Mbit/s to receive; none: no cap.")] = None,
     threads: Annotated[int, typer.Option(help="Processor threads for generating.")] = 1,
     batch: Annotated[int, typer.Option(help="Most samples in hand for one batch.")] = 1024,
     sequences: Annotated[int, typer.Option(help="Samples generated side by side, up to 256.")] = 256,
@@ -81,6 +85,8 @@ def run(
             "name": name,
             "listen": listen or [],
             "announce": announce or [],
+            "upload_mbit": upload_mbit,
+            "download_mbit": download_mbit,
             "threads": threads,
             "batch": batch,
             "sequences": sequences,
@@ -108,7 +114,9 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
     spool = Spool(home / SPOOL_FILE)
     engine = ProcessEngine(settings.engine)
     try:
-        async with open_libp2p_transport(identity, settings.listen, announce=settings.announce) as transport:
+        async with open_libp2p_transport(
+            identity, settings.listen, announce=settings.announce, limits=settings.limits, state_dir=home
+        ) as transport:
             service = NodeService(
                 config=settings,
                 identity=identity,
@@ -120,6 +128,7 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
                 clock=trio.current_time,
                 rng=random.SystemRandom(),
                 commands=FileCommands(home),
+                network=transport.view,
                 show=lambda status: write_status(home / STATUS_FILE, status),
                 software=f"echo2-node {version('echo2')}",
             )

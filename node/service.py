@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from echo2.p2p.join import JoinString
     from echo2.p2p.store import SnapshotStore
     from echo2.p2p.transport import Transport
+    from echo2.p2p.transport_view import TransportView
 
     from .commands import Commands
     from .config import NodeSettings
@@ -64,6 +65,7 @@ class NodeService:
         rng: random.Random,
         commands: Commands | None = None,
         show: Show | None = None,
+        network: Callable[[], TransportView] | None = None,
         software: str = "echo2",
     ) -> None:
         self._config = config
@@ -73,6 +75,7 @@ class NodeService:
         self._engine = engine
         self._commands = commands or MemoryCommands()
         self._show = show
+        self._network = network
         self.situation = situation = Situation(clock, spool.counts())
         self._broadcaster = Broadcaster(transport, store, join.peer, clock=clock, complain=self._complain)
         self._member = Member(
@@ -213,6 +216,7 @@ class NodeService:
             protocol_errors=situation.protocol_errors,
             engine_restarts=int(getattr(self._engine, "restarts", 0)),
             addresses=self._transport.addresses,
+            network=None if self._network is None else self._network(),
         )
 
     async def _keep_status(self) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from echo2.p2p.transport_view import TransportView
+
 from .lifecycle import State
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ class NodeStatus(BaseModel):
     protocol_errors: int
     engine_restarts: int
     addresses: tuple[str, ...]
+    network: TransportView | None = None
+    """Rates, connections, whom it cannot reach and why; None where the network is simulated."""
 
 
 def installing(progress: FetchProgress | None) -> str:
@@ -120,6 +124,27 @@ def table(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("spooled", value("spooled")),
         ("receipts", ", ".join(f"{count} {state}" for state, count in sorted(receipts.items())) or "-"),
         ("relayed", f"{int(status.get('relayed_bytes') or 0) / 1e6:.1f} MB"),
+        *_network(status.get("network") or {}),
         ("last error", value("last_error")),
     ]
     return [(name, text) for name, text in rows if text != "-"]
+
+
+def _network(network: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows about the line and the peers that cannot be reached."""
+    caps = [
+        f"{name} at most {float(cap) / 1e6:g} Mbit/s"
+        for name, cap in (
+            ("up", network.get("upload_bits_per_second_max")),
+            ("down", network.get("download_bits_per_second_max")),
+        )
+        if cap
+    ]
+    rows = [("line", ", ".join(caps) or "-")]
+    for each in network.get("unreachable") or ():
+        rows.append(("cannot reach", f"{each.get('peer')}: {each.get('tried')}"))
+    for each in network.get("bans") or ():
+        rows.append(
+            ("refuses", f"{each.get('peer')} for {float(each.get('seconds') or 0):.0f} s: {each.get('reason')}")
+        )
+    return rows

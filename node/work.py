@@ -17,7 +17,7 @@ import trio
 
 from echo2.p2p.channel import request
 from echo2.p2p.errors import ProtocolError, Refused, SchemaViolation, Unreachable
-from echo2.p2p.messages import SLICES_MAX, Lease, LeaseReply, LeaseRequest, Slice
+from echo2.p2p.messages import SAMPLES_MAX, SLICES_MAX, Lease, LeaseReply, LeaseRequest, Slice
 
 from .engine import EngineError, EngineFailed, OrderRefused, SliceOrder, SliceResult
 from .lifecycle import Blocked, Cleared, State
@@ -184,6 +184,8 @@ class Worker:
         for lease in reply.leases:
             if lease.manifest_hash != manifest_hash:
                 raise SchemaViolation("a lease names another snapshot than was asked for")
+            if lease.sample_first + lease.sample_count > SAMPLES_MAX:
+                raise SchemaViolation(f"a lease of {lease.sample_count} samples from {lease.sample_first} on")
         for lease in reply.leases:
             self._lease_seconds = lease.duration_seconds
             self._queue.append(Held(lease, run, now + lease.duration_seconds))

@@ -128,6 +128,16 @@ async def request(
     raise Unreachable(f"{peer.peer} did not answer {protocol} within {REQUEST_SECONDS + wait_seconds:.0f} s")
 
 
+async def _asked(channel: Channel, kind: type[Q]) -> Q:
+    """One request. A Refusal is an answer: raised here as Refused, it would pass for our own word."""
+    try:
+        message = await channel.receive(kind)
+    except Refused as error:
+        raise UnexpectedMessage(f"a refusal came where {kind.TYPE} was expected") from error
+    await channel.receive_end()
+    return message
+
+
 Answer = Callable[[str, Q], Awaitable[Message]]
 """(authenticated peer id, request) -> reply. Raise `Refused` to decline."""
 
@@ -146,8 +156,7 @@ def answering(kind: type[Q], answer: Answer[Q], complain: Complaint, *, wait_sec
         done = False
         try:
             with trio.move_on_after(2 * REQUEST_SECONDS + wait_seconds):
-                message = await channel.receive(kind)
-                await channel.receive_end()
+                message = await _asked(channel, kind)
                 try:
                     reply = await answer(stream.peer, message)
                 except Refused as refusal:

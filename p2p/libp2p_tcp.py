@@ -10,8 +10,10 @@ py-libp2p 0.8.1's own TCP transport is not used, for these faults of its:
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from typing import TYPE_CHECKING, NamedTuple
+import socket
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import trio
 from libp2p.io.abc import ReadWriteCloser
@@ -21,16 +23,36 @@ from multiaddr.exceptions import Error as MultiaddrError
 from multiaddr.exceptions import ProtocolLookupError
 from multiaddr.utils import get_thin_waist_addresses
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, Unreachable
+from .line import Pacer, read_line, set_pace
+from .rates import CONTROL_WEIGHT, Limiter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from .transport import Stream
+
+T = TypeVar("T")
 
 READ_BYTES = 256 * 1024
 """Read from the socket at once: 4 Noise messages. Unbuffered 64 KiB reads cost a third of the throughput."""
 
 BACKLOG = 128
 """Connections the kernel may hold for us; more dial again."""
+
+READ_EXACT_BYTES_MAX = 65_537
+"""The longest message of Noise, its length included. multistream-select may announce any length: not beyond this."""
+
+HANDSHAKE_BYTES_MAX = 64 * 1024
+"""All of an honest peer's handshakes take 2 KB; a list of protocols more."""
+
+UNSENT_BYTES_MAX = 256 * 1024
+"""Waiting in the kernel, not yet on the line: what a control frame of the same connection has to wait behind."""
+
+RECEIVE_SECONDS = 0.2
+"""Under a download cap, what the kernel may take in ahead of us: it would come at the line's rate, not at the cap's."""
+
+RECEIVE_BYTES_MIN = 32 * 1024
 
 _HOST_PROTOCOLS = ("ip4", "ip6", "dns", "dns4", "dns6")
 
@@ -100,25 +122,59 @@ def _why_not(address: str, error: OSError) -> str:
     return f"cannot listen on {address}: {error}"
 
 
-class BufferedTcp(ReadWriteCloser):
-    """A TCP connection as libp2p wants it, reading ahead. Errors are libp2p's ConnectionClosedError."""
+def _tune(stream: trio.SocketStream, download: Limiter) -> None:
+    """Keep the kernel's queues short. What a system does not know is left out: it costs latency, no more."""
+    with contextlib.suppress(OSError, AttributeError):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+    if download.bits_per_second is not None:
+        ahead = max(RECEIVE_BYTES_MIN, int(download.bits_per_second / 8 * RECEIVE_SECONDS))
+        with contextlib.suppress(OSError):
+            if ahead < stream.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF):
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ahead)
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+
+class BufferedTcp(ReadWriteCloser):
+    """A TCP connection (or an `OverStream`) as libp2p wants it, reading ahead. Errors are its ConnectionClosedError.
+
+    `inside` says that it is itself carried by one of our connections. `allowance` is what may still be read before the
+    handshakes are done, None afterwards: strangers can make libp2p read without end. `weight` is this connection's
+    share of a capped download.
+    """
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream, download: Limiter | None = None) -> None:
+        self.allowance: int | None = HANDSHAKE_BYTES_MAX
+        self.weight: Callable[[], float] = lambda: CONTROL_WEIGHT
+        self.inside = isinstance(stream, OverStream)
         self._stream = stream
         self._buffer = bytearray()
+        self._pacer = Pacer()
+        self._download = download or Limiter(None)
+        self._read_bytes = self._download.grant_bytes if self._download.capped else READ_BYTES
+        if isinstance(stream, trio.SocketStream):
+            _tune(stream, self._download)
 
     async def read(self, n: int | None = None) -> bytes:
         """Exactly n bytes (None: whatever comes first). Raises ConnectionClosedError when they cannot come."""
         wanted = 1 if n is None else n
+        if wanted > READ_EXACT_BYTES_MAX:
+            raise ConnectionClosedError(f"the peer announced a message of {n} bytes", transport="tcp")
         while len(self._buffer) < wanted:
             try:
-                data = await self._stream.receive_some(READ_BYTES)
+                data = await self._stream.receive_some(self._read_bytes)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise ConnectionClosedError(f"connection broken: {error}", transport="tcp") from error
             if not data:
                 raise ConnectionClosedError("connection closed by the peer", transport="tcp")
+            if self._download.capped:
+                await self._download.pay(self, len(data), self.weight())
+            else:
+                self._download.count(len(data))
             self._buffer += data
         count = len(self._buffer) if n is None else n
+        if self.allowance is not None:
+            self.allowance -= count
+            if self.allowance < 0:
+                raise ConnectionClosedError(f"more than {HANDSHAKE_BYTES_MAX} bytes of handshake", transport="tcp")
         taken = bytes(self._buffer[:count])
         del self._buffer[:count]
         return taken
@@ -137,18 +193,68 @@ class BufferedTcp(ReadWriteCloser):
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             return
 
+    def mind_the_queue(self) -> None:
+        """Bulk is being sent: keep it from filling the line's queue."""
+        if not isinstance(self._stream, trio.SocketStream):
+            return
+        line = read_line(self._stream.socket)
+        before = self._pacer.pace
+        if line is not None and self._pacer.step(line) != before:
+            set_pace(self._stream.socket, self._pacer.pace)
+
     async def close(self) -> None:
         """Release the socket."""
+        self._download.forget(self)
         await self._stream.aclose()
 
     async def abort(self) -> None:
         """Release the socket without waiting; also when cancelled, also twice."""
+        self._download.forget(self)
         await trio.aclose_forcefully(self._stream)
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """(host, port) of the other end, None once the connection is gone."""
+        if not isinstance(self._stream, trio.SocketStream):
+            return None
         try:
             host, port = self._stream.socket.getpeername()[:2]
         except OSError:
             return None
         return str(host), int(port)
+
+
+class OverStream(trio.abc.HalfCloseableStream):
+    """A stream of ours as trio wants one: what a relay carries between two peers is secured and muxed once more."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._closed = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """See `trio.abc.SendStream`."""
+        await self._call(self._stream.send_all(bytes(data)))
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Nothing is known of it beforehand."""
+        await trio.lowlevel.checkpoint()
+
+    async def send_eof(self) -> None:
+        """See `trio.abc.HalfCloseableStream`."""
+        await self._call(self._stream.close_write())
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """See `trio.abc.ReceiveStream`."""
+        return await self._call(self._stream.receive_some(max_bytes or READ_BYTES))
+
+    async def aclose(self) -> None:
+        """Reset: whoever closes has sent what it wanted and waited for it."""
+        self._closed = True
+        await self._stream.reset()
+
+    async def _call(self, operation: Awaitable[T]) -> T:
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        try:
+            return await operation
+        except Unreachable as error:
+            raise trio.BrokenResourceError(str(error)) from error

@@ -1,90 +1,93 @@
 """The transport on real sockets: libp2p's wire (TCP, multistream-select, Noise, yamux) between our processes.
 
 Of py-libp2p 0.8.1 it uses Noise, multistream-select, peer ids and multiaddrs, not the host and swarm: much of what was
-found wrong in them has no hook to mend it by. Avoided here, beside what `libp2p_tcp` and `libp2p_yamux` name:
-- An exception in a stream handler, or a protocol line that is not UTF-8, kills the host (`basic_host.py:1554`,
-  `multiselect_communicator.py:58`). Here either costs its stream (`_serve`).
-- By default plaintext is negotiated, so peer ids can be forged. Here Noise is the only security there is.
-- `connect` takes 250 ms or more, tries one address, then refuses the peer for 60 s. Here all addresses are dialled at
-  once (`_dial`), each with its own time-out; backing off is the caller's.
+found wrong in them has no hook to mend it by. Avoided here, beside what the `libp2p_*` modules name:
+- An exception in a stream handler kills the host (`basic_host.py:1554`). Here it costs its stream (`_serve`).
+- `connect` takes 250 ms or more, tries one address, then refuses the peer for 60 s. Here see `dialer` and `guards`.
 - Known peers are dialled unasked, and connections are trimmed behind one's back. Here nothing is dialled but by `open`.
 - Leaving a host does not close its connections. Here leaving the context flushes and closes them all.
+
+Who comes in: a stranger's address under its caps (`guards.Admission`), its handshakes in time and in bytes, then its
+peer id (`allow`, `guards.Bans`), and from then on what it does is counted: a protocol error is an offence, several are
+a ban. Megabytes (`BULK`) and everything else have each their own connection (`libp2p_pool`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+import random
+import time
+from collections import Counter, OrderedDict
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
-from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
-from libp2p.custom_types import TProtocol
-from libp2p.io.abc import ReadWriteCloser
-from libp2p.io.exceptions import ConnectionClosedError
-from libp2p.network.connection.raw_connection import RawConnection
-from libp2p.peer.id import ID
-from libp2p.protocol_muxer.generic_selector import GenericMultistreamSelector
-from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID, Multiselect
-from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
-from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
-from libp2p.transport.upgrader import TransportUpgrader
-from libp2p.utils.varint import encode_delim
+from libp2p.protocol_muxer.multiselect import Multiselect
 
 from .errors import ConfigurationError, Unreachable
-from .identity import public_key_of
-from .libp2p_tcp import BufferedTcp, listen, listening_addresses, parse_address
+from .guards import Admission, Buffers, TransportLimits
+from .libp2p_dialling import Dialling, DialStrategy
+from .libp2p_negotiate import BadLine, answer, ask_for, protocol_id, reason_of
+from .libp2p_pool import Pool
+from .libp2p_tcp import BufferedTcp, OverStream, listen, listening_addresses, parse_address
+from .libp2p_upgrade import HANDSHAKE_SECONDS, Upgrader
 from .libp2p_yamux import Yamux
+from .line import LOOK_SECONDS
+from .peer_memory import PeerMemory
+from .rates import Limiter
+from .transport_view import TransportView, ban_views, connection_views, unreachable_views
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
 
+    from libp2p.abc import ISecureConn
+
+    from .dialer import DialReport, Endpoint
+    from .guards import Ban
     from .identity import Identity
     from .libp2p_stream import YamuxStream
+    from .libp2p_yamux import Traffic, Via
     from .messages import PeerAddress
-    from .transport import ProtocolName, Stream, StreamHandler, Transport
+    from .transport import ProtocolName, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
 
-DIAL_SECONDS = 10.0
-"""Bound on reaching one address, handshakes included. All addresses of a peer are tried at the same time."""
+__all__ = ["DialStrategy", "Libp2pTransport", "open_libp2p_transport"]
 
-HANDSHAKE_SECONDS = 10.0
-"""Bound on an inbound connection's handshakes: a stranger who stays silent is not waited for."""
+BULK = frozenset({"chunks"})
+"""Protocols that carry megabytes."""
+
+DIAL_SECONDS = 10.0
+"""Bound on reaching one address, handshakes included."""
 
 OPEN_SECONDS = 10.0
 """Bound on a peer's answer to a new stream. On a connection silent for as long, the connection is taken for dead."""
 
-INBOUND_MAX = 1024
-"""Inbound connections at a time, handshaking ones included: keeps us below common limits on open files."""
-
-CONNECTIONS_PER_PEER_MAX = 4
-"""One is needed, two arise when both sides dial at once, a restart may leave a dead one. Beyond: the oldest goes."""
-
-SERVING_PER_PEER_MAX = 256
-"""Streams of one peer being handled, over all its connections, dead ones included; beyond, a new one is reset."""
-
 IDLE_SECONDS = 600.0
 """A connection without a stream for this long is closed: peers that no longer need each other free their sockets."""
 
-
-def protocol_id(protocol: ProtocolName) -> TProtocol:
-    """`hello` -> `/echo2/hello/1`."""
-    return TProtocol(f"/echo2/{protocol}/1")
+REFUSALS_SECONDS = 10.0
+"""Between two log lines about refused strangers; those in between are counted."""
 
 
 @asynccontextmanager
 async def open_libp2p_transport(
-    identity: Identity, listen_on: Sequence[str], *, announce: Sequence[str] = ()
-) -> AsyncIterator[Transport]:
+    identity: Identity,
+    listen_on: Sequence[str],
+    *,
+    announce: Sequence[str] = (),
+    limits: TransportLimits | None = None,
+    state_dir: Path | None = None,
+    allow: Callable[[str], bool] | None = None,
+    wall: Callable[[], float] = time.time,
+) -> AsyncIterator[Libp2pTransport]:
     """A transport listening on multiaddrs such as `/ip4/0.0.0.0/tcp/4001` (port 0: any free one; none: dial only).
 
-    `announce` replaces the addresses told to others, for a machine behind a forwarded port. Leaving the context stops
-    handlers, lets what was sent leave, and closes every connection. Raises ConfigurationError when an address is unfit.
+    `announce` replaces the addresses told to others, for a machine behind a forwarded port. Bans and back-off are kept
+    in `state_dir`; without one they end with the process. `allow` is asked about each peer id that has proved itself.
+    Leaving the context stops handlers, lets what was sent leave, and closes every connection. Raises ConfigurationError
+    when an address is unfit.
     """
     # libp2p logs each stranger's failed handshake as an error of ours; what matters of it we say ourselves.
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
@@ -94,9 +97,12 @@ async def open_libp2p_transport(
         except ValueError as error:
             raise ConfigurationError(f"cannot announce: {error}") from error
     listeners = await listen(listen_on)
+    addresses = tuple(announce) or listening_addresses(listeners)
     body_error: Exception | None = None
     async with trio.open_nursery() as connections:
-        transport = Libp2pTransport(identity, tuple(announce) or listening_addresses(listeners), connections)
+        transport = Libp2pTransport(
+            identity, addresses, connections, limits or TransportLimits(), state_dir=state_dir, allow=allow, wall=wall
+        )
         try:
             async with trio.open_nursery() as handlers:
                 transport.start(listeners, handlers)
@@ -118,23 +124,41 @@ async def open_libp2p_transport(
 class Libp2pTransport:
     """See `transport.Transport`; made by `open_libp2p_transport`."""
 
-    def __init__(self, identity: Identity, addresses: tuple[str, ...], connections: trio.Nursery) -> None:
-        key_pair = create_new_key_pair(identity.seed)
-        noise = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
+    def __init__(
+        self,
+        identity: Identity,
+        addresses: tuple[str, ...],
+        connections: trio.Nursery,
+        limits: TransportLimits,
+        *,
+        state_dir: Path | None,
+        allow: Callable[[str], bool] | None,
+        wall: Callable[[], float],
+    ) -> None:
+        self.listeners: tuple[trio.SocketListener, ...] = ()
         self._peer_id = identity.peer_id
         self._addresses = addresses
-        self._upgrader = TransportUpgrader({NOISE_ID: noise}, {}, negotiate_timeout=int(HANDSHAKE_SECONDS))
-        self._muxers: GenericMultistreamSelector[None] = GenericMultistreamSelector()
-        self._muxers.add_handler(TProtocol(YAMUX_ID), None)
+        self._limits = limits
+        self._allow = allow or (lambda _peer: True)
+        self._upgrader = Upgrader(identity)
         self._protocols = Multiselect()
         self._handlers: dict[str, StreamHandler] = {}
-        self._connections: dict[str, list[Yamux]] = {}
-        self._dialling: dict[str, trio.Lock] = {}
-        self._serving: Counter[str] = Counter()
-        self._inbound = 0
-        self._leaving = False
         self._nursery = connections
         self._handler_nursery = connections
+        self._pool = Pool(limits.per_peer_connections_max, lambda one: connections.start_soon(one.close))
+        self._connections = self._pool.by_peer
+        self._serving: Counter[str] = Counter()
+        self._admission = Admission(limits)
+        self._handshaking: OrderedDict[trio.CancelScope, None] = OrderedDict()
+        self._buffers = Buffers(each_max=limits.connection_buffer_bytes_max, total_max=limits.buffer_bytes_max)
+        self._upload = Limiter(limits.upload_bits_per_second)
+        self._download = Limiter(limits.download_bits_per_second)
+        self._memory = PeerMemory(state_dir, limits.offences_max, random.SystemRandom().random, wall)
+        self._dialling = Dialling(self._pool, self._memory, self._dial_endpoint, self._raise_if_refused)
+        self.dial_strategies = self._dialling.strategies
+        self._refusals = 0
+        self._refusals_said_at = -REFUSALS_SECONDS
+        self._leaving = False
         self._accepting = trio.CancelScope()
 
     @property
@@ -147,6 +171,10 @@ class Libp2pTransport:
         """Addresses we listen on, as others may dial them."""
         return self._addresses
 
+    @property
+    def _inbound(self) -> int:
+        return self._admission.total
+
     def set_handler(self, protocol: ProtocolName, handler: StreamHandler) -> None:
         """Serve inbound streams of `protocol`."""
         self._handlers[protocol_id(protocol)] = handler
@@ -154,11 +182,12 @@ class Libp2pTransport:
 
     async def open(self, peer: PeerAddress, protocol: ProtocolName) -> Stream:
         """A new stream, on a connection that lives or on a new one. Raises Unreachable."""
-        for _ in range(CONNECTIONS_PER_PEER_MAX + 1):
-            connection = self._usable(peer.peer)
+        traffic: Traffic = "bulk" if protocol in BULK else "control"
+        for _ in range(self._limits.per_peer_connections_max + 1):
+            connection = self._pool.best(peer.peer, traffic)
             fresh = connection is None
             if connection is None:
-                connection = await self._connect(peer)
+                connection = await self._connect(peer, traffic)
             try:
                 return await self._open_on(connection, protocol)
             except Unreachable:
@@ -176,9 +205,13 @@ class Libp2pTransport:
     def start(self, listeners: Sequence[trio.SocketListener], handlers: trio.Nursery) -> None:
         """Begin to accept; stream handlers run in `handlers`."""
         self._handler_nursery = handlers
+        self.listeners = tuple(listeners)
+        self._memory.recall()
+        self._nursery.start_soon(self._memory.run)
         if listeners:
             self._nursery.start_soon(self._accept, listeners)
-        self._nursery.start_soon(self._close_idle)
+        for service in (self._upload.run, self._download.run, self._close_idle, self._mind_lines):
+            self._nursery.start_soon(service)
 
     def stop_serving(self) -> None:
         """Refuse new streams; the handlers are about to be cancelled."""
@@ -190,128 +223,209 @@ class Libp2pTransport:
         async with trio.open_nursery() as nursery:
             for peer in list(self._connections):
                 nursery.start_soon(self.disconnect, peer)
+        await self._memory.flush()
 
-    # Connections.
+    # What a person, and the services above, may ask and say.
 
-    def _usable(self, peer: str) -> Yamux | None:
-        return next((known for known in reversed(self._connections.get(peer, [])) if known.usable), None)
+    def dial_report(self, peer: str) -> DialReport | None:
+        """What the last dial of `peer` tried, and what came of it; of one dialled lately."""
+        return self._dialling.reports.get(peer)
 
-    async def _connect(self, peer: PeerAddress) -> Yamux:
-        """Dial, unless another task is at it: then take its connection."""
-        lock = self._dialling.setdefault(peer.peer, trio.Lock())
-        try:
-            async with lock:
-                return self._usable(peer.peer) or await self._dial(peer)
-        finally:
-            if not lock.locked():
-                self._dialling.pop(peer.peer, None)
+    def ban(self, peer: str, reason: str, seconds: float | None = None) -> None:
+        """Refuse `peer` from now on, for `seconds` or longer each time, and end its connections."""
+        self._banned(self._memory.ban(peer, reason, seconds))
 
-    async def _dial(self, peer: PeerAddress) -> Yamux:
+    def lift_ban(self, peer: str) -> None:
+        """Forgive `peer` everything."""
+        self._memory.lift(peer)
+
+    def offence(self, peer: str, reason: str) -> None:
+        """`peer` broke a protocol. Several times within ten minutes, and it is banned."""
+        ban = self._memory.offence(peer, reason)
+        if ban is not None:
+            self._banned(ban)
+
+    def view(self) -> TransportView:
+        """The state now."""
+        return TransportView(
+            upload_bits_per_second_max=self._limits.upload_bits_per_second,
+            download_bits_per_second_max=self._limits.download_bits_per_second,
+            sent_bytes=self._upload.passed_bytes,
+            received_bytes=self._download.passed_bytes,
+            inbound_connections=self._admission.total,
+            unread_bytes=self._buffers.total,
+            connections=connection_views(self._pool),
+            unreachable=unreachable_views(self._memory, self._dialling.reports),
+            bans=ban_views(self._memory),
+        )
+
+    def _banned(self, ban: Ban) -> None:
+        log.warning("%s is refused: %s", ban.peer, ban.reason)
+        for connection in list(self._connections.get(ban.peer, ())):
+            connection.kill(f"it is banned: {ban.reason}")
+
+    # Going out.
+
+    async def _connect(self, peer: PeerAddress, traffic: Traffic = "control") -> Yamux:
         if peer.peer == self._peer_id:
             raise Unreachable(f"{peer.peer} is this process itself")
-        if not peer.addresses:
-            raise Unreachable(f"{peer.peer} is not connected and has no address to dial")
-        won: list[Yamux] = []
-        failures: list[str] = []
+        return await self._dialling.connect(peer, traffic, seconds_max=DIAL_SECONDS)
 
-        async def attempt(address: str, nursery: trio.Nursery) -> None:
-            try:
-                with trio.fail_after(DIAL_SECONDS):
-                    connection = await self._dial_address(peer.peer, address)
-            except trio.TooSlowError:
-                failures.append(f"{address}: no answer within {DIAL_SECONDS:.0f} s")
-            except Exception as error:  # noqa: BLE001 - whatever the other end made libp2p raise, this address failed
-                failures.append(f"{address}: {_reason(error)}")
-            else:
-                won.append(connection)
-                nursery.cancel_scope.cancel()
+    async def _dial_endpoint(self, endpoint: Endpoint, peer: str, traffic: Traffic) -> Yamux:
+        stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)
+        return await self.upgrade_outbound(stream, peer, traffic=traffic)
 
-        async with trio.open_nursery() as nursery:
-            for address in peer.addresses:
-                nursery.start_soon(attempt, address, nursery)
-        if not won:
-            raise Unreachable(f"cannot reach {peer.peer}: {'; '.join(failures)}")
-        return won[0]  # a second winner of the same instant is a connection like any other
+    # Connections over any bytes: for `_dial`, for relays, for hole punching.
 
-    async def _dial_address(self, peer: str, address: str) -> Yamux:
-        host, port = parse_address(address)
-        socket = BufferedTcp(await trio.open_tcp_stream(host, port))
-        try:
-            secured = await self._upgrader.upgrade_security(RawConnection(socket, True), True, ID.from_base58(peer))
-            await self._muxers.select(secured, True, int(HANDSHAKE_SECONDS))
-        except BaseException:
-            await socket.abort()
-            raise
-        connection = Yamux(secured, socket, peer, initiator=True, accept=self._accept_stream)
-        self._add(connection)
+    async def upgrade_outbound(
+        self,
+        stream: trio.abc.HalfCloseableStream | Stream,
+        peer: str,
+        *,
+        via: Via = "direct",
+        traffic: Traffic | None = None,
+    ) -> Yamux:
+        """A connection in the pool over a way to `peer`, as the dialling side. Raises Unreachable; owns `stream`."""
+        socket = self._socket(stream)
+        connection = self._established(await self._secure(socket, peer), socket, initiator=True, via=via)
+        connection.traffic = traffic
         self._nursery.start_soon(self._run, connection)
         return connection
 
-    async def _accept(self, listeners: Sequence[trio.SocketListener]) -> None:
-        with self._accepting:
-            await trio.serve_listeners(self._accepted, list(listeners), handler_nursery=self._nursery)
+    async def upgrade_inbound(self, stream: trio.abc.HalfCloseableStream | Stream, *, via: Via = "direct") -> Yamux:
+        """The same as the listening side, for whoever proves to be at the other end."""
+        socket = self._socket(stream)
+        connection = self._established(await self._secure(socket, None), socket, initiator=False, via=via)
+        self._nursery.start_soon(self._run, connection)
+        return connection
 
-    async def _accepted(self, stream: trio.SocketStream) -> None:
-        socket = BufferedTcp(stream)
-        if self._inbound >= INBOUND_MAX:
-            log.warning("%d inbound connections: refused one more", self._inbound)
-            await socket.abort()
-            return
-        self._inbound += 1
+    def _socket(self, stream: trio.abc.HalfCloseableStream | Stream) -> BufferedTcp:
+        if isinstance(stream, trio.abc.HalfCloseableStream):
+            return BufferedTcp(stream, self._download)
+        return BufferedTcp(OverStream(stream))  # under no cap of its own: the stream's bytes are counted already
+
+    async def _secure(self, socket: BufferedTcp, peer: str | None) -> ISecureConn:
+        """The handshakes, in time. Raises Unreachable; the socket is then closed."""
+        secured: ISecureConn | None = None
         try:
             with trio.fail_after(HANDSHAKE_SECONDS):
-                secured = await self._upgrader.upgrade_security(RawConnection(socket, False), False)
-                await self._muxers.select(secured, False, int(HANDSHAKE_SECONDS))
-                peer = str(secured.get_remote_peer())
-                public_key_of(peer)  # a peer that is not an Ed25519 key could not sign anything we ask of it
-            connection = Yamux(secured, socket, peer, initiator=False, accept=self._accept_stream)
-            self._add(connection)
-            await self._run(connection)
-        except Exception as error:  # noqa: BLE001 - a stranger's handshake may raise anything; it is only its connection
-            log.debug("inbound connection from %s failed: %s", socket.get_remote_address(), _reason(error))
+                if peer is None:
+                    secured = await self._upgrader.inbound(socket)
+                else:
+                    secured = await self._upgrader.outbound(socket, peer)
+            self._raise_if_refused(str(secured.get_remote_peer()))
+            socket.allowance = None
+            return secured
+        except trio.TooSlowError as error:
+            secured = None
+            raise Unreachable(f"no handshake within {HANDSHAKE_SECONDS:.0f} s") from error
+        except Unreachable:
+            secured = None
+            raise
+        except Exception as error:
+            raise Unreachable(f"handshake failed: {reason_of(error)}") from error
         finally:
-            self._inbound -= 1
-            await socket.abort()
+            if secured is None:
+                await socket.abort()
 
-    def _add(self, connection: Yamux) -> None:
-        known = self._connections.setdefault(connection.peer, [])
-        known.append(connection)
-        if len(known) > CONNECTIONS_PER_PEER_MAX:
-            self._nursery.start_soon(known[0].close)
+    def _raise_if_refused(self, peer: str) -> None:
+        self._memory.raise_if_banned(peer)
+        if not self._allow(peer):
+            raise Unreachable(f"{peer} is not allowed here")
+
+    def _established(self, secured: ISecureConn, socket: BufferedTcp, *, initiator: bool, via: Via) -> Yamux:
+        connection = Yamux(
+            secured,
+            socket,
+            str(secured.get_remote_peer()),
+            initiator=initiator,
+            accept=self._accept_stream,
+            buffers=self._buffers,
+            upload=None if socket.inside else self._upload,
+        )
+        connection.via = via
+        socket.weight = lambda: connection.receiving_weight
+        self._memory.reached(connection.peer)
+        self._pool.add(connection)
+        return connection
 
     async def _run(self, connection: Yamux) -> None:
         try:
             await connection.run()
         finally:
             log.debug("connection with %s ended: %s", connection.peer, connection.closed)
-            known = self._connections[connection.peer]
-            known.remove(connection)
-            if not known:
-                del self._connections[connection.peer]
+            self._pool.remove(connection)
+            if connection.fault is not None:
+                self.offence(connection.peer, connection.fault)
+
+    # Coming in.
+
+    async def _accept(self, listeners: Sequence[trio.SocketListener]) -> None:
+        with self._accepting:
+            await trio.serve_listeners(self._accepted, list(listeners), handler_nursery=self._nursery)
+
+    async def _accepted(self, stream: trio.SocketStream) -> None:
+        socket = self._socket(stream)
+        host = (socket.get_remote_address() or ("", 0))[0]
+        refused = self._admission.enter(host, trio.current_time())
+        if refused is not None:
+            self._refuse(host, refused)
+            idle = self._pool.longest_idle() if self._admission.total >= self._limits.inbound_max else None
+            if idle is not None:  # whoever is refused now finds its place when it comes again
+                idle.kill("its place is needed")
+            await socket.abort()
+            return
+        try:
+            connection = await self._shake_hands(socket)
+            if connection is not None:
+                await self._run(connection)
+        finally:
+            self._admission.leave(host)
+            await socket.abort()
+
+    async def _shake_hands(self, socket: BufferedTcp) -> Yamux | None:
+        scope = trio.CancelScope()
+        self._handshaking[scope] = None
+        if len(self._handshaking) > self._limits.handshakes_max:
+            next(each for each in self._handshaking if not each.cancel_called).cancel()
+        try:
+            with scope:
+                return self._established(await self._secure(socket, None), socket, initiator=False, via="direct")
+        except Unreachable as error:
+            log.debug("inbound connection from %s failed: %s", socket.get_remote_address(), error)
+        finally:
+            del self._handshaking[scope]
+        return None
+
+    def _refuse(self, host: str, reason: str) -> None:
+        """Say so, but not for each of a flood."""
+        self._refusals += 1
+        now = trio.current_time()
+        if now - self._refusals_said_at >= REFUSALS_SECONDS:
+            log.warning("refused %d inbound connections, the last from %s: %s", self._refusals, host, reason)
+            self._refusals, self._refusals_said_at = 0, now
 
     async def _close_idle(self) -> None:
         while True:
             await trio.sleep(IDLE_SECONDS / 10)
-            for connection in [one for known in self._connections.values() for one in known]:
-                if not connection.stream_count and trio.current_time() - connection.used_at > IDLE_SECONDS:
-                    await connection.close()
+            await self._pool.close_idle(IDLE_SECONDS)
+
+    async def _mind_lines(self) -> None:
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            for connection in self._pool:
+                connection.mind_the_queue()
 
     # Streams.
 
     async def _open_on(self, connection: Yamux, protocol: ProtocolName) -> YamuxStream:
-        """One round trip: both lines of multistream-select are sent at once, then the answers are awaited."""
         wanted = protocol_id(protocol)
         heard = connection.heard_bytes
         stream = connection.open_stream()
         agreed = False
         try:
             with trio.move_on_after(OPEN_SECONDS):
-                await stream.send_all(encode_delim(MULTISELECT_PROTOCOL_ID.encode()) + encode_delim(wanted.encode()))
-                lines = MultiselectCommunicator(_Lines(stream))
-                if await lines.read() != MULTISELECT_PROTOCOL_ID:
-                    raise Unreachable(f"{connection.peer} does not speak multistream-select")
-                if await lines.read() != wanted:
-                    raise Unreachable(f"{connection.peer} does not serve {wanted}")
+                await ask_for(stream, wanted)
                 agreed = True
                 return stream
             if connection.heard_bytes == heard:
@@ -320,7 +434,7 @@ class Libp2pTransport:
         except Unreachable:
             raise
         except Exception as error:
-            raise Unreachable(f"{connection.peer} did not accept a {wanted}: {_reason(error)}") from error
+            raise Unreachable(f"{connection.peer} did not accept a {wanted}: {reason_of(error)}") from error
         finally:
             if not agreed:
                 await stream.reset()
@@ -328,8 +442,9 @@ class Libp2pTransport:
     def _accept_stream(self, stream: YamuxStream) -> bool:
         if self._leaving:
             return False
-        if self._serving[stream.peer] >= SERVING_PER_PEER_MAX:
-            log.warning("%s has %d streams being served: refused one more", stream.peer, SERVING_PER_PEER_MAX)
+        most = self._limits.per_peer_streams_max
+        if self._serving[stream.peer] >= most:
+            self._refuse(stream.peer, f"{most} streams of it are being served")
             return False
         self._serving[stream.peer] += 1
         self._handler_nursery.start_soon(self._serve, stream)
@@ -338,10 +453,14 @@ class Libp2pTransport:
     async def _serve(self, stream: YamuxStream) -> None:
         # Upstream fault: an exception here, libp2p's own for a malformed line included, would end the whole host.
         try:
-            protocol = await self._negotiated(stream)
+            protocol = await answer(stream, self._protocols)
+            stream.says_what_for("bulk" if protocol in _BULK_IDS else "control")
             await self._handlers[protocol](stream)
         except Unreachable as error:
             log.debug("stream from %s: %s", stream.peer, error)
+        except BadLine as error:
+            self.offence(stream.peer, str(error))
+            await stream.reset()
         except Exception:
             log.exception("serving a stream of %s failed; only that stream is lost", stream.peer)
             await stream.reset()
@@ -351,43 +470,5 @@ class Libp2pTransport:
             if not self._serving[stream.peer]:
                 del self._serving[stream.peer]
 
-    async def _negotiated(self, stream: YamuxStream) -> str:
-        communicator = MultiselectCommunicator(_Lines(stream))
-        try:
-            protocol, _ = await self._protocols.negotiate(communicator, int(HANDSHAKE_SECONDS))
-        except Exception as error:  # libp2p lets UnicodeDecodeError and others through
-            raise Unreachable(f"no protocol agreed with {stream.peer}: {_reason(error)}") from error
-        return str(protocol)
 
-
-class _Lines(ReadWriteCloser):
-    """A stream as multistream-select's reader wants it. What the peer sends is foreign: see `_open_on` and `_serve`."""
-
-    def __init__(self, stream: YamuxStream) -> None:
-        self._stream = stream
-
-    async def read(self, n: int | None = None) -> bytes:
-        """1 to n bytes. Raises ConnectionClosedError at the end of the stream."""
-        data = await self._stream.receive_some(n or 1)
-        if not data:
-            raise ConnectionClosedError("the stream ended during negotiation", transport="yamux")
-        return data
-
-    async def write(self, data: bytes) -> None:
-        """Send everything."""
-        await self._stream.send_all(data)
-
-    async def close(self) -> None:
-        """Reset."""
-        await self._stream.reset()
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        """Not known here."""
-        return None
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause in words: libp2p wraps the one that says something in several that do not."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{error}" or type(error).__name__
+_BULK_IDS = frozenset(f"/echo2/{name}/1" for name in BULK)

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import trio
 
 from .errors import Unreachable
+from .guards import Buffers, Nuisance
 from .libp2p_stream import (
     ACK,
     DATA,
@@ -36,16 +37,25 @@ from .libp2p_stream import (
     PeerFault,
     YamuxStream,
 )
+from .rates import CONTROL_WEIGHT, Limiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .rates import Turn
+
 log = logging.getLogger(__name__)
+
+Traffic = Literal["control", "bulk"]
+"""What a connection is for: small requests that someone waits for, or megabytes that would hold them up."""
+
+Via = Literal["direct", "punched", "relay"]
+"""How a connection came about, best first."""
 
 FRAME_BYTES = 65_519 - HEADER.size
 """Payload of a frame we send: with its header exactly one Noise message, so frames never straddle two."""
 
-BATCH_BYTES = 2 * FRAME_BYTES
+BATCH_BYTES = 2 * (HEADER.size + FRAME_BYTES)
 """Handed to the socket at once: what a control frame may have to wait behind (0.5 s on a 2 Mbit/s uplink)."""
 
 WINDOWS_BYTES_MAX = 64 * 1024 * 1024
@@ -56,6 +66,15 @@ STREAMS_MAX = 256
 
 CONTROL_FRAMES_MAX = 8192
 """Answers waiting to be written. A peer that makes us answer and does not read is cut off here."""
+
+RECEIVING_SECONDS = 1.0
+"""A stream counts as receiving for so long after its last byte."""
+
+SEND_WINDOW_MAX = 1 << 30
+"""Room a peer may give one stream of ours; far above any use, below the 32 bits of the wire added up without end."""
+
+STALL_GRACE_SECONDS = 0.1
+"""For reading what came while this process was held up."""
 
 PING_SECONDS = 10.0
 """A ping each so often: measures the round trip, keeps NAT mappings, and finds dead links."""
@@ -92,16 +111,38 @@ class Socket(Protocol):
     async def close(self) -> None:
         """Release."""
 
+    def mind_the_queue(self) -> None:
+        """Bulk is being sent: keep it from filling the line's queue."""
+
 
 class Yamux:
-    """All streams of one connection. `run` serves it until it ends; `closed` tells why, once it has."""
+    """All streams of one connection. `run` serves it until it ends; `closed` tells why, once it has.
+
+    Set by its owner: `via`, how it came about; `traffic`, what it is for, None while that is not known; `keep`, not to
+    be closed when idle. `fault` is what the peer broke, if that was the end.
+    """
 
     def __init__(
-        self, secured: Secured, socket: Socket, peer: str, *, initiator: bool, accept: Callable[[YamuxStream], bool]
+        self,
+        secured: Secured,
+        socket: Socket,
+        peer: str,
+        *,
+        initiator: bool,
+        accept: Callable[[YamuxStream], bool],
+        buffers: Buffers | None = None,
+        upload: Limiter | None = None,
     ) -> None:
-        """`accept` is told of each inbound stream, in the read loop: it must not wait. False refuses the stream."""
+        """`accept` is told of each inbound stream, in the read loop: it must not wait. False refuses the stream.
+
+        `buffers` and `upload` are the process's; without them this connection is counted alone, and has no cap.
+        """
         self.peer = peer
         self.initiator = initiator
+        self.via: Via = "direct"
+        self.traffic: Traffic | None = None
+        self.keep = False
+        self.fault: str | None = None
         self.round_trip_seconds = 0.0
         self.heard_bytes = 0
         self.closed: str | None = None
@@ -119,6 +160,14 @@ class Yamux:
         self._writable = trio.Event()
         self._write_started_at: float | None = None
         self._finishing = False
+        self._header = b""
+        self._payload_of: YamuxStream | None = None
+        self._payload_left = 0
+        self._payload_fin = False
+        self._buffers = buffers or Buffers(each_max=WINDOWS_BYTES_MAX * 2, total_max=WINDOWS_BYTES_MAX * 2)
+        self._nuisance = Nuisance(trio.current_time())
+        self._upload = upload or Limiter(None)
+        self._turn: Turn | None = None
         self._ping_sent_at = 0.0
         self._ping_value = 0
         self._scope = trio.CancelScope(shield=True)  # ended by `close` or `kill` alone, so that it ends politely
@@ -130,9 +179,26 @@ class Yamux:
         return len(self._streams)
 
     @property
+    def sending(self) -> bool:
+        """Whether data wait to be sent."""
+        return bool(self._waiting) or self._write_started_at is not None
+
+    @property
     def usable(self) -> bool:
         """Whether a new stream may be opened."""
         return self.closed is None and not self.going_away and not self._finishing
+
+    @property
+    def receiving_weight(self) -> float:
+        """Its share of a capped download: the streams that bytes came for just now."""
+        since = trio.current_time() - RECEIVING_SECONDS
+        receiving = sum(1 for stream in self._streams.values() if stream.arrived_at >= since)
+        return max(1, receiving) * (1 if self.traffic == "bulk" else CONTROL_WEIGHT)
+
+    def mind_the_queue(self) -> None:
+        """Called now and then: bulk must not fill the line's queue, where everything else would wait behind it."""
+        if self.traffic == "bulk" and self.sending:
+            self._socket.mind_the_queue()
 
     def open_stream(self) -> YamuxStream:
         """A new stream. Raises Unreachable when the connection is ending."""
@@ -210,6 +276,16 @@ class Yamux:
         self._widened_bytes += extra
         return extra
 
+    def buffered(self, count: int) -> None:
+        """`count` bytes came for a stream and wait to be read. Whoever holds too much of our memory by that, ends."""
+        heavy = self._buffers.take(self, count)
+        if isinstance(heavy, Yamux):
+            heavy.kill(f"{self._buffers.held(heavy)} bytes sent to us wait to be read")
+
+    def unbuffered(self, count: int) -> None:
+        """They were read or dropped."""
+        self._buffers.give(self, count)
+
     # Writing.
 
     async def _write(self) -> None:
@@ -217,7 +293,7 @@ class Yamux:
             while True:
                 batch = self._next_batch()
                 if not batch:
-                    if self._finishing:
+                    if self._finishing and not self._waiting:
                         await self._socket.send_eof()
                         return
                     self._writable = trio.Event()
@@ -230,83 +306,133 @@ class Yamux:
             self.kill(f"{type(error).__name__}: {error}")
 
     def _next_batch(self) -> bytes:
+        """Control frames first, then data as far as the upload cap lets us."""
         parts: list[bytes | memoryview] = list(self._control)
         self._control.clear()
-        room = BATCH_BYTES
+        self._upload.count(len(parts) * HEADER.size)
+        if not self._upload.capped:
+            self._upload.count(self._take_data(parts, BATCH_BYTES, FRAME_BYTES))
+            return b"".join(parts)
+        if self._turn is None and self._waiting:
+            each = min(FRAME_BYTES, self._upload.grant_bytes)
+            wanted = sum(min(len(one.outgoing), one.send_window, each) + HEADER.size for one in self._waiting)
+            weight = len(self._waiting) * (1 if self.traffic == "bulk" else CONTROL_WEIGHT)
+            self._turn = self._upload.ask(self, min(wanted, BATCH_BYTES), weight, self._wake)
+        if self._turn is not None and self._turn.granted:
+            used = self._take_data(parts, self._turn.count, min(FRAME_BYTES, self._upload.grant_bytes))
+            self._upload.settle(self._turn, used)
+            self._turn = None
+        return b"".join(parts)
+
+    def _take_data(self, parts: list[bytes | memoryview], room: int, each: int) -> int:
+        """One frame from each waiting stream in turn, until `room` is used; how much was."""
+        begun_with = room
         for _ in range(len(self._waiting)):
             if room <= 0:
                 break
             stream = self._waiting.popleft()
-            count = min(len(stream.outgoing), stream.send_window, FRAME_BYTES, room)
+            count = min(len(stream.outgoing), stream.send_window, each, room)
             if count:
                 parts += (HEADER.pack(0, DATA, 0, stream.stream_id, count), stream.outgoing[:count])
                 stream.outgoing = stream.outgoing[count:]
                 stream.send_window -= count
                 stream.touched_at = trio.current_time()
-                room -= count
+                room -= count + HEADER.size
             if not stream.outgoing:
                 stream.wake_sender()
             elif stream.send_window > 0:
                 self._waiting.append(stream)
-        return b"".join(parts)
+        return begun_with - room
+
+    def _wake(self) -> None:
+        self._writable.set()
 
     # Reading.
 
     async def _read(self) -> str:
-        buffer = bytearray()
         try:
             while True:
                 data = await self._secured.read()
                 self.heard_bytes += len(data)
-                buffer += data
-                del buffer[: self._parse(buffer)]
+                self._feed(data)
         except PeerFault as fault:
+            self.fault = str(fault)
             log.warning("%s broke yamux: %s", self.peer, fault)
             return f"the peer broke yamux: {fault}"
         except Exception as error:  # noqa: BLE001 - whatever libp2p raises, it is the end of this connection only
             return str(error) or type(error).__name__
 
-    def _parse(self, buffer: bytearray) -> int:
-        """Handle all whole frames; return the bytes they took."""
+    def _feed(self, data: bytes) -> None:
+        """Handle what has come: whole headers, and payload as it comes, so that never more than a header is kept."""
         offset = 0
-        while len(buffer) - offset >= HEADER.size:
-            version, kind, flags, stream_id, length = HEADER.unpack_from(buffer, offset)
-            if version != 0 or kind > GO_AWAY:
-                raise PeerFault(f"version {version}, frame type {kind}")
-            payload = b""
-            end = offset + HEADER.size
-            if kind == DATA:
-                if length > WINDOW_BYTES_MAX:
-                    raise PeerFault(f"a frame of {length} bytes")
-                if len(buffer) - end < length:
-                    break
-                payload = bytes(memoryview(buffer)[end : end + length])
-                end += length
-            offset = end
-            if kind in (DATA, WINDOW_UPDATE):
-                self._stream_frame(kind, flags, stream_id, length, payload)
-            elif kind == PING:
-                self._ping_frame(flags, length)
-            else:
-                self.going_away = True
-        return offset
+        while offset < len(data) and self.closed is None:
+            if self._payload_left:
+                count = min(self._payload_left, len(data) - offset)
+                self._payload_left -= count
+                if self._payload_of is not None:
+                    self._payload_of.arrived(data[offset : offset + count])
+                offset += count
+                if not self._payload_left:
+                    self._payload_ended()
+                continue
+            missing = HEADER.size - len(self._header)
+            header = self._header + data[offset : offset + missing]
+            offset += missing
+            if len(header) < HEADER.size:
+                self._header = header
+                return
+            self._header = b""
+            self._frame(*HEADER.unpack(header))
 
-    def _stream_frame(self, kind: int, flags: int, stream_id: int, length: int, payload: bytes) -> None:
+    def _frame(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> None:
+        """A header has come."""
+        if version != 0 or kind > GO_AWAY:
+            raise PeerFault(f"version {version}, frame type {kind}")
+        if kind == PING:
+            self._ping_frame(flags, length)
+        elif kind == GO_AWAY:
+            self.going_away = True
+        else:
+            self._stream_frame(kind, flags, stream_id, length)
+
+    def _stream_frame(self, kind: int, flags: int, stream_id: int, length: int) -> None:
+        if kind == DATA and length > WINDOW_BYTES_MAX:
+            raise PeerFault(f"a frame of {length} bytes")
         if flags & SYN:
             self._opened(stream_id)
+        if flags & RST or not (length or flags):
+            self._bear_nuisance()
         stream = self._streams.get(stream_id)
+        if kind == DATA:
+            if stream is not None:
+                stream.announced(length)
+            self._payload_of, self._payload_left, self._payload_fin = stream, length, bool(flags & FIN)
         if stream is None:  # reset or refused here while this was on its way
             return
         if flags & RST:
+            self._payload_of = None
             self.forget(stream_id)
             stream.die("the peer reset it", drop=False)
             return
         if kind == WINDOW_UPDATE:
+            if stream.send_window + length > SEND_WINDOW_MAX:
+                raise PeerFault(f"raised a window beyond {SEND_WINDOW_MAX} bytes")
             stream.send_window += length
             if stream.outgoing:
                 self.sender_waits(stream)
-        if payload or flags & FIN:
-            stream.arrived(payload, fin=bool(flags & FIN))
+            if flags & FIN:
+                stream.finished()
+        elif not length:
+            self._payload_ended()
+
+    def _payload_ended(self) -> None:
+        if self._payload_of is not None and self._payload_fin:
+            self._payload_of.finished()
+        self._payload_of = None
+
+    def _bear_nuisance(self) -> None:
+        if self._nuisance.one_more(trio.current_time()):
+            raise PeerFault("too many frames that serve no one")
 
     def _opened(self, stream_id: int) -> None:
         if stream_id % 2 == (1 if self.initiator else 0) or stream_id <= self._last_remote_id:
@@ -315,6 +441,7 @@ class Yamux:
         inbound = sum(1 for known in self._streams if known % 2 == stream_id % 2)
         stream = YamuxStream(self, stream_id)
         if self._finishing or inbound >= STREAMS_MAX or not self._accept(stream):
+            self._bear_nuisance()
             self.send_control(WINDOW_UPDATE, RST, stream_id, 0)
             return
         self._streams[stream_id] = stream
@@ -323,6 +450,7 @@ class Yamux:
 
     def _ping_frame(self, flags: int, value: int) -> None:
         if flags & SYN:
+            self._bear_nuisance()
             self.send_control(PING, ACK, 0, value)
         elif flags & ACK and value == self._ping_value:
             sample = trio.current_time() - self._ping_sent_at
@@ -331,19 +459,20 @@ class Yamux:
     # Watching.
 
     async def _watch(self) -> None:
+        heard, heard_at = self.heard_bytes, trio.current_time()
         while True:
             self._ping_value = (self._ping_value + 1) % 2**32
             self._ping_sent_at = trio.current_time()
             self.send_control(PING, SYN, 0, self._ping_value)
-            heard = self.heard_bytes
-            await trio.sleep(PING_SECONDS)
-            if self.heard_bytes == heard:
-                await trio.sleep(SILENT_SECONDS_MAX - PING_SECONDS)
-                # After a stall of this very process both timers are due before the socket was read: let it be read.
-                await trio.sleep(0.1)
+            await trio.sleep(min(PING_SECONDS, max(SILENT_SECONDS_MAX - (trio.current_time() - heard_at), 0.0)))
+            if self.heard_bytes == heard and trio.current_time() - heard_at >= SILENT_SECONDS_MAX:
+                # After a stall of this very process its timers are due before the socket was read: let it be read.
+                await trio.sleep(STALL_GRACE_SECONDS)
                 if self.heard_bytes == heard:
                     self.kill(f"nothing heard for {SILENT_SECONDS_MAX:.0f} s")
             now = trio.current_time()
+            if self.heard_bytes != heard:
+                heard, heard_at = self.heard_bytes, now
             if self._write_started_at is not None and now - self._write_started_at > WRITE_SECONDS_MAX:
                 self.kill(f"the peer has read nothing for {WRITE_SECONDS_MAX:.0f} s")
             for stream in list(self._streams.values()):
@@ -359,3 +488,7 @@ class Yamux:
         self._streams.clear()
         self._control.clear()
         self._waiting.clear()
+        self._buffers.drop(self)
+        if self._turn is not None:
+            self._upload.settle(self._turn, 0)
+        self._upload.forget(self)

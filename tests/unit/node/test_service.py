@@ -336,3 +336,22 @@ async def test_a_second_process_with_the_same_key_stops_the_first(pool):
     async with pool.network.transport(pool.identity) as transport:
         with pytest.raises(ConfigurationError, match="key is in use elsewhere"), trio.fail_after(MINUTES):
             await pool.service(transport).run()
+
+
+async def test_a_lease_beyond_the_samples_of_a_group_costs_the_reply_only(pool):
+    """An order that no rollout could answer is the coordinator's fault: counted, and the node works on."""
+    await pool.publish(0)
+    pool.work = 1
+
+    async def too_far(peer, message):
+        del pool.instead["leases"]
+        reply = await pool.usual["leases"](peer, message)
+        (lease,) = reply.leases
+        pool.work = 1
+        return reply.model_copy(update={"leases": (lease.model_copy(update={"sample_first": 255}),)})
+
+    pool.instead["leases"] = too_far
+    async with pool.node() as node:
+        await until(lambda: pool.received)
+        assert node.status.protocol_errors == 1
+        assert node.status.state == "working"

@@ -177,6 +177,7 @@ async def test_held_answer_is_waited_for_as_announced(autojump_clock, asker, ans
         (encode_frame(Chunk(index=0, data=b"x")) + END, UnexpectedMessage),
         (encode_frame(Ack(count=1)).replace(b"\x01", b"\xff") + END, SchemaViolation),
         (END, UnexpectedMessage),
+        (encode_frame(Refusal(code="no", detail="said the asker")) + END, UnexpectedMessage),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -8,6 +8,7 @@ import trio.testing
 
 from echo2.p2p import libp2p_yamux
 from echo2.p2p.errors import Unreachable
+from echo2.p2p.guards import NUISANCE_BURST, Buffers
 from echo2.p2p.libp2p_stream import (
     ACK,
     DATA,
@@ -21,7 +22,8 @@ from echo2.p2p.libp2p_stream import (
     WINDOW_BYTES_MAX,
     WINDOW_UPDATE,
 )
-from echo2.p2p.libp2p_yamux import FRAME_BYTES, SILENT_SECONDS_MAX, STREAMS_MAX, WRITE_SECONDS_MAX, Yamux
+from echo2.p2p.libp2p_yamux import BATCH_BYTES, FRAME_BYTES, SILENT_SECONDS_MAX, STREAMS_MAX, WRITE_SECONDS_MAX, Yamux
+from echo2.p2p.rates import Limiter
 
 
 class Wire:
@@ -74,12 +76,12 @@ class Peer:
 class Bench:
     """A Yamux in a nursery with its peer; every inbound stream is kept in `accepted`."""
 
-    def __init__(self, nursery, *, initiator=False, writes=1):
+    def __init__(self, nursery, *, initiator=False, writes=1, **shared):
         self.accepted = []
         self.wire = Wire(writes)
         self.peer = Peer(self.wire)
         self.answer = True
-        self.yamux = Yamux(self.wire, self.wire, "PEER", initiator=initiator, accept=self._accept)
+        self.yamux = Yamux(self.wire, self.wire, "PEER", initiator=initiator, accept=self._accept, **shared)
         nursery.start_soon(self.yamux.run)
 
     def _accept(self, stream):
@@ -144,8 +146,27 @@ async def test_frames_may_be_cut_anywhere(autojump_clock, bench):
         [(WINDOW_UPDATE, SYN, 1), (WINDOW_UPDATE, SYN, 1)],
         [(WINDOW_UPDATE, SYN, 1), (DATA, 0, 1, WINDOW_BYTES_MAX + 1)],
         [(WINDOW_UPDATE, SYN, 1), *[(DATA, 0, 1, 0, bytes(WINDOW_BYTES // 2))] * 2, (DATA, 0, 1, 0, b"x")],
+        [(WINDOW_UPDATE, SYN, 1), (DATA, 0, 1, WINDOW_BYTES + 1)],
+        [(WINDOW_UPDATE, SYN, 1), (DATA, FIN, 1, 0, b"end"), (DATA, 0, 1, 0, b"x")],
+        [(WINDOW_UPDATE, SYN, 1), (WINDOW_UPDATE, 0, 1, libp2p_yamux.SEND_WINDOW_MAX)],
+        [(WINDOW_UPDATE, SYN, 1), *[(DATA, 0, 1)] * (NUISANCE_BURST + 1)],
+        [(WINDOW_UPDATE, RST, 1)] * (NUISANCE_BURST + 1),
     ],
-    ids=["version", "type", "our-id", "id-0", "backwards", "twice", "huge-frame", "ignores-window"],
+    ids=[
+        "version",
+        "type",
+        "our-id",
+        "id-0",
+        "backwards",
+        "twice",
+        "huge-frame",
+        "ignores-window",
+        "announces-too-much",
+        "goes-on-after-the-end",
+        "window-without-end",
+        "empty-frames-without-end",
+        "resets-without-end",
+    ],
 )
 async def test_peer_that_breaks_yamux_loses_the_connection(autojump_clock, bench, frames):
     """Each way of breaking the protocol ends the connection, and only that."""
@@ -154,6 +175,7 @@ async def test_peer_that_breaks_yamux_loses_the_connection(autojump_clock, bench
     await trio.testing.wait_all_tasks_blocked()
     await bench.peer.read_all()
     assert bench.yamux.closed.startswith("the peer broke yamux")
+    assert bench.yamux.fault is not None
     with pytest.raises(Unreachable):
         bench.yamux.open_stream()
 
@@ -326,3 +348,81 @@ async def test_nothing_new_after_the_peer_said_good_bye(autojump_clock, bench):
     assert await old.receive_some(100) == b"still"
     with pytest.raises(Unreachable):
         bench.yamux.open_stream()
+
+
+async def test_bytes_come_as_they_arrive_and_the_end_after_the_last(autojump_clock, bench):
+    """A frame cut into pieces is read piece by piece; its FIN counts when the last one has come."""
+    frame = HEADER.pack(0, DATA, SYN | FIN, 1, 6) + b"abcdef"
+    for part in (frame[:5], frame[5:14], frame[14:]):
+        bench.wire.give.send_nowait(part)
+        await trio.testing.wait_all_tasks_blocked()
+    (stream,) = bench.accepted
+    assert [await stream.receive_some(2) for _ in range(4)] == [b"ab", b"cd", b"ef", b""]
+
+
+async def test_one_byte_frames_take_little_memory(autojump_clock, bench):
+    """Thousands of tiny frames are kept as a few pieces."""
+    bench.peer.send(WINDOW_UPDATE, SYN, 1)
+    for _ in range(10_000):
+        bench.peer.send(DATA, 0, 1, payload=b"x")
+    await trio.testing.wait_all_tasks_blocked()
+    (stream,) = bench.accepted
+    assert len(stream._received) <= 4
+    got = b""
+    while len(got) < 10_000:
+        got += await stream.receive_some(3000)
+    assert got == b"x" * 10_000
+
+
+async def test_unread_bytes_are_counted_and_given_back(autojump_clock, nursery):
+    """What is read, reset or left by the end of the connection is no longer counted."""
+    buffers = Buffers(each_max=WINDOW_BYTES, total_max=WINDOW_BYTES)
+    bench = Bench(nursery, buffers=buffers)
+    for stream_id in (1, 3, 5):
+        bench.peer.send(DATA, SYN, stream_id, payload=bytes(1000))
+    await trio.testing.wait_all_tasks_blocked()
+    assert buffers.total == 3000
+    await bench.accepted[0].receive_some(400)
+    assert buffers.total == 2600
+    await bench.accepted[1].reset()
+    assert buffers.total == 1600
+    bench.yamux.kill("the test is over")
+    assert buffers.total == 0
+
+
+async def test_who_holds_most_goes_when_the_process_is_full(autojump_clock, nursery):
+    """Two connections share the process's room; the heavier one ends, the other goes on."""
+    buffers = Buffers(each_max=WINDOW_BYTES, total_max=150_000)
+    heavy, light = (Bench(nursery, buffers=buffers) for _ in range(2))
+    heavy.peer.send(DATA, SYN, 1, payload=bytes(100_000))
+    await trio.testing.wait_all_tasks_blocked()
+    light.peer.send(DATA, SYN, 1, payload=bytes(60_000))
+    await trio.testing.wait_all_tasks_blocked()
+    assert "wait to be read" in heavy.yamux.closed
+    assert (light.yamux.closed, buffers.total) == (None, 60_000)
+    light.yamux.kill("the test is over")
+
+
+async def test_capped_upload_is_shared_by_streams_and_never_holds_control_frames(autojump_clock, nursery):
+    """Under a cap two streams get the same, the cap is kept, and a ping is answered at once."""
+    upload = Limiter(800_000)
+    bench = Bench(nursery, writes=1000, upload=upload)
+    nursery.start_soon(upload.run)
+    streams = [bench.yamux.open_stream() for _ in range(2)]
+    for stream in streams:
+        nursery.start_soon(stream.send_all, bytes(WINDOW_BYTES))
+    await trio.sleep(1)
+    await bench.peer.read_all()
+    bench.peer.send(PING, SYN, 0, 7)
+    assert (PING, ACK, 0, 7, b"") in await bench.peer.read_all()
+    start = trio.current_time()
+    sent = {stream.stream_id: 0 for stream in streams}
+    while trio.current_time() < start + 2:
+        for kind, _, stream_id, length, _ in await bench.peer.read_all():
+            if kind == DATA:
+                sent[stream_id] += length
+        await trio.sleep(0.1)
+    assert sum(sent.values()) == pytest.approx(200_000, rel=0.1)
+    assert max(sent.values()) - min(sent.values()) <= BATCH_BYTES / 10
+    nursery.cancel_scope.cancel()
+    bench.yamux.kill("the test is over")

@@ -1,0 +1,354 @@
+"""Direct connections between two peers that can only be reached through a relay: DCUtR's hole punching over TCP.
+
+https://github.com/libp2p/specs/blob/master/relay/DCUtR.md. B was reached through a relay, by A:
+
+    B -> A  CONNECT, B's addresses          B measures the round trip t from here
+    A -> B  CONNECT, A's addresses          to here
+    B -> A  SYNC                            A dials B at once, B dials A after t/2
+
+Both dial from the port they listen on (SO_REUSEPORT), so that a NAT which maps by inner address alone, or keeps port
+numbers, lets the other's SYN in as the answer to ours: then both kernels join the two dials into one connection
+(simultaneous open) and A speaks first. Or one of the dials reaches the other's listening port, and is accepted there.
+
+That fails where a NAT gives each destination a port of its own (symmetric), unless the other NAT lets anyone in. It is
+tried, three times, and what came of it is kept and told as it was (`PunchOutcome`).
+
+Differing from the specification: in the second try B speaks first. When A's listening port took B's dial, which a full
+cone NAT does, A waits to be spoken to and B, which should by the specification, would wait as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import os
+import socket
+from collections import deque
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Literal
+
+import trio
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from .errors import ProtocolError, Truncated, UnexpectedMessage, Unreachable
+from .libp2p_tcp import parse_address
+from .messages import PeerAddress
+from .relay_wire import PUNCH_PROTOCOL, HolePunch, PunchType, encode, read_message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from .libp2p_tcp import HostPort
+    from .relay_host import Host, Link
+    from .transport import Stream
+
+log = logging.getLogger(__name__)
+
+TRIES_MAX = 3
+"""As the specification has it."""
+
+TRY_SECONDS = 4.0
+"""One try: a lost first SYN is sent again by the kernel after 1 s and 3 s, so either NAT may open late."""
+
+MESSAGE_SECONDS = 15.0
+"""Bound on the other side's next message, over a relay that may be slow."""
+
+REDIAL_SECONDS = 0.2
+"""Between dials that were refused: a router without a mapping answers with RST until ours has opened it."""
+
+DIALLED_MAX = 6
+"""Addresses of a peer dialled in one try: it may name anyone's, so it gets no more than a few SYNs out of us."""
+
+AGAIN_SECONDS = 60.0
+"""A peer's further attempt within this of the last one is refused: see DIALLED_MAX."""
+
+OUTCOMES_MAX = 64
+"""Kept for status, the latest ones."""
+
+LOOK_SECONDS = 0.05
+"""How often it is looked whether the other side's dial was accepted by our listening port."""
+
+RELAYED_GRACE_SECONDS = 10.0
+"""A relayed connection is closed this long after a direct one arose, once nothing uses it."""
+
+_HOME_NETWORKS = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"),
+            *("::1/128", "fc00::/7", "fe80::/10"),
+        ),
+    )
+)
+"""Addresses that mean another machine in every home."""
+
+Result = Literal["direct", "failed", "not_tried"]
+
+
+@dataclass(frozen=True, slots=True)
+class PunchOutcome:
+    """What came of hole punching with one peer."""
+
+    peer: str
+    result: Result
+    tries: int
+    reason: str
+    """Why there is no direct connection, or how there came to be one."""
+    ours: tuple[str, ...] = ()
+    """Addresses at which we asked to be dialled."""
+    theirs: tuple[str, ...] = ()
+    """Addresses that we dialled."""
+
+
+class HolePuncher:
+    """Tries to replace relayed connections of `host` by direct ones.
+
+    `candidates` are addresses at which the outside may see our listening ports, best first (`Reachability.candidates`).
+    """
+
+    def __init__(self, host: Host, *, candidates: Callable[[], Sequence[str]], clock: Callable[[], float]) -> None:
+        self._host = host
+        self._candidates = candidates
+        self._clock = clock
+        self._outcomes: dict[str, PunchOutcome] = {}
+        self._tried_at: dict[str, deque[float]] = {}
+        shared = [share_port(one) for one in host.listening]  # each of them, also after one that cannot be
+        self._can_share = all(shared)
+
+    def serve(self) -> None:
+        """Take part in the attempts of peers connected through a relay."""
+        self._host.set_raw_handler(PUNCH_PROTOCOL, self._asked)
+
+    def view(self) -> tuple[PunchOutcome, ...]:
+        """For status: the last attempt with each peer, latest last."""
+        return tuple(self._outcomes.values())
+
+    async def met(self, link: Link) -> None:
+        """A peer has reached us through a relay: try, and when it worked close the relayed connection."""
+        outcome = await self.punch(link.peer)
+        if outcome.result == "direct":
+            await trio.sleep(RELAYED_GRACE_SECONDS)
+            if not link.stream_count:  # else it ends by the relay's limit
+                await link.close()
+
+    async def punch(self, peer: str) -> PunchOutcome:
+        """B's part, in all tries."""
+        ours = self._own_addresses()
+        theirs: tuple[str, ...] = ()
+        reason = self._hindrance(peer)
+        if reason:
+            return self._note(PunchOutcome(peer, "not_tried", 0, reason))
+        tries = 0
+        while tries < TRIES_MAX and self._may_try(peer):
+            tries += 1
+            try:
+                with trio.fail_after(2 * MESSAGE_SECONDS):
+                    theirs, lead_seconds = await self._agree(peer, ours)
+            except trio.TooSlowError:
+                reason = "the peer did not answer over the relay"
+                continue
+            except (Unreachable, ProtocolError) as error:
+                reason = str(error)
+                continue
+            await trio.sleep(lead_seconds)
+            direct, reason = await self._dial_all(peer, theirs, speaks_first=tries % 2 == 0)
+            if direct:
+                return self._note(PunchOutcome(peer, "direct", tries, reason, ours, theirs))
+        if tries == 0:
+            return self._note(PunchOutcome(peer, "not_tried", 0, f"tried within the last {AGAIN_SECONDS:.0f} s"))
+        return self._note(PunchOutcome(peer, "failed", tries, reason, ours, theirs))
+
+    async def _agree(self, peer: str, ours: tuple[str, ...]) -> tuple[tuple[str, ...], float]:
+        """Exchange addresses; returns the peer's and the seconds after which its dial leaves."""
+        stream = await self._host.open_raw(PeerAddress(peer=peer), PUNCH_PROTOCOL, relayed=True)
+        finished = False
+        try:
+            sent_at = self._clock()
+            await stream.send_all(encode(HolePunch(PunchType.CONNECT, _binaries(ours))))
+            answer = await read_message(stream, HolePunch)
+            round_trip_seconds = self._clock() - sent_at
+            if answer.type is not PunchType.CONNECT:
+                raise UnexpectedMessage("SYNC came where CONNECT was expected")
+            await stream.send_all(encode(HolePunch(PunchType.SYNC)))
+            await stream.close_write()
+            finished = True
+            return self._dialable(answer), round_trip_seconds / 2
+        finally:
+            if not finished:
+                with trio.CancelScope(shield=True):
+                    await stream.reset()
+
+    async def _asked(self, stream: Stream) -> None:
+        """A's part, in one try."""
+        peer = stream.peer
+        if self._host.link_of(stream).via != "relay":
+            raise Unreachable("asked for hole punching on a direct connection")
+        reason = self._hindrance(peer)
+        if reason:
+            self._note(PunchOutcome(peer, "not_tried", 0, reason))
+        if reason or not self._may_try(peer):
+            await stream.reset()
+            return
+        ours = self._own_addresses()
+        try:
+            with trio.fail_after(2 * MESSAGE_SECONDS):
+                theirs = self._dialable(await read_message(stream, HolePunch))
+                await stream.send_all(encode(HolePunch(PunchType.CONNECT, _binaries(ours))))
+                if (await read_message(stream, HolePunch)).type is not PunchType.SYNC:
+                    raise UnexpectedMessage("CONNECT came where SYNC was expected")
+        except Truncated as error:
+            raise Unreachable(str(error)) from error
+        except trio.TooSlowError as error:
+            raise Unreachable(f"{peer} began hole punching and went silent") from error
+        except ProtocolError as error:
+            self._host.offence(peer, f"hole punching: {error}")
+            await stream.reset()
+            return
+        await stream.close_write()
+        tries = len(self._tried_at[peer])
+        direct, reason = await self._dial_all(peer, theirs, speaks_first=True)
+        self._note(PunchOutcome(peer, "direct" if direct else "failed", tries, reason, ours, theirs))
+
+    async def _dial_all(self, peer: str, addresses: Sequence[str], *, speaks_first: bool) -> tuple[bool, str]:
+        """Dial all at once for one try: whether a direct connection arose, by whichever side, and how or why not."""
+        failures: dict[str, str] = {}
+        arrived: list[Link] = []
+
+        async def dial(address: str, nursery: trio.Nursery) -> None:
+            remote = parse_address(address)
+            while True:
+                failures.setdefault(address, "no answer")
+                try:
+                    socket_stream = await dial_from(self._host.listening, remote)
+                    failures[address] = "connected, but no handshake"
+                    if speaks_first:
+                        link = await self._host.upgrade_outbound(socket_stream, peer, via="punched")
+                    else:
+                        link = await self._host.upgrade_inbound(socket_stream, via="punched")
+                except OSError as error:
+                    failures[address] = os.strerror(error.errno) if error.errno else str(error)
+                    await trio.sleep(REDIAL_SECONDS)
+                    continue
+                except Unreachable as error:
+                    failures[address] = str(error)
+                    await trio.sleep(REDIAL_SECONDS)
+                    continue
+                if link.peer == peer:
+                    arrived.append(link)
+                    nursery.cancel_scope.cancel()
+                    return
+                failures[address] = f"{link.peer} is there instead"
+                await link.close()
+                return
+
+        async def look(nursery: trio.Nursery) -> None:
+            while self._host.direct_link(peer) is None:  # noqa: ASYNC110 - the host tells nobody of new connections
+                await trio.sleep(LOOK_SECONDS)
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(TRY_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look, nursery)
+                for address in addresses:
+                    nursery.start_soon(dial, address, nursery)
+        link = arrived[0] if arrived else self._host.direct_link(peer)
+        if link is not None:
+            return True, "our dial got through" if link.via == "punched" else "its dial reached our listening port"
+        told = "; ".join(f"{address}: {why}" for address, why in failures.items())
+        return False, told or "the peer named no address that can be dialled"
+
+    def _hindrance(self, peer: str) -> str:
+        if self._host.direct_link(peer) is not None:
+            return "connected directly already"
+        if not self._host.listening:
+            return "this process listens on no port to dial from"
+        if not self._can_share:
+            return "this system does not let a listening port be dialled from"
+        return ""
+
+    def _may_try(self, peer: str) -> bool:
+        """Count a try, unless there were as many lately."""
+        now = self._clock()
+        for known in [known for known, times in self._tried_at.items() if times[-1] <= now - AGAIN_SECONDS]:
+            del self._tried_at[known]
+        tried = self._tried_at.setdefault(peer, deque(maxlen=TRIES_MAX))
+        if len(tried) == TRIES_MAX and tried[0] > now - AGAIN_SECONDS:
+            return False
+        tried.append(now)
+        return True
+
+    def _own_addresses(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self._candidates(), *self._host.addresses)))[:DIALLED_MAX]
+
+    def _dialable(self, message: HolePunch) -> tuple[str, ...]:
+        return dialable(message.addresses, {parse_address(one).host for one in self._candidates()})
+
+    def _note(self, outcome: PunchOutcome) -> PunchOutcome:
+        if outcome.result == "not_tried" and outcome.peer in self._outcomes:
+            return outcome  # what came of the last attempt says more
+        log.info("hole punching with %s: %s after %d tries: %s", *astuple(outcome)[:4])
+        self._outcomes.pop(outcome.peer, None)
+        self._outcomes[outcome.peer] = outcome
+        if len(self._outcomes) > OUTCOMES_MAX:
+            del self._outcomes[next(iter(self._outcomes))]
+        return outcome
+
+
+def dialable(addresses: Sequence[bytes], own_hosts: Collection[str] = ()) -> tuple[str, ...]:
+    """Of what a peer names, the first few TCP addresses that may be dialled for it; the order is kept.
+
+    Numbers only: names are not looked up and relays not asked for a peer's hint. Addresses of home networks only for a
+    peer that names one of `own_hosts` too, so is behind our own NAT: others would have us knock at our neighbours.
+    """
+    found: dict[str, bool] = {}
+    hosts: set[str] = set()
+    for raw in addresses:
+        try:
+            address = str(Multiaddr(raw))
+            host = ipaddress.ip_address(parse_address(address).host)
+        except (MultiaddrError, ValueError, UnicodeError, KeyError, IndexError):
+            continue
+        if not (host.is_multicast or host.is_unspecified):
+            hosts.add(str(host))
+            found[address] = any(host in network for network in _HOME_NETWORKS if network.version == host.version)
+    neighbour = not hosts.isdisjoint(own_hosts)
+    return tuple(address for address, at_home in found.items() if neighbour or not at_home)[:DIALLED_MAX]
+
+
+def share_port(listening: trio.socket.SocketType) -> bool:
+    """Let this process dial from a port it listens on.
+
+    The option is set only now, after the port was bound without it: so a busy port was an error, and a second process
+    is still refused it, since that binds without the option too (Linux checks both sockets).
+    """
+    if not hasattr(socket, "SO_REUSEPORT"):
+        return False
+    with suppress(OSError):
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        return True
+    return False
+
+
+async def dial_from(listening: Sequence[trio.socket.SocketType], remote: HostPort) -> trio.SocketStream:
+    """Connect to a numeric address from the port of a listening socket of its family. Raises OSError."""
+    family = socket.AF_INET6 if ":" in remote.host else socket.AF_INET
+    local = next((one for one in listening if one.family == family), None)
+    if local is None:
+        raise OSError(errno.EAFNOSUPPORT, "we listen on no address of this kind")
+    dialling = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        dialling.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        dialling.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        await dialling.bind(local.getsockname()[:2])
+        await dialling.connect((remote.host, remote.port))
+    except BaseException:
+        dialling.close()
+        raise
+    return trio.SocketStream(dialling)
+
+
+def _binaries(addresses: Sequence[str]) -> tuple[bytes, ...]:
+    return tuple(Multiaddr(address).to_bytes() for address in addresses)

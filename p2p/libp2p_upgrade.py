@@ -1,0 +1,61 @@
+"""From a byte stream to a connection: multistream-select, Noise, multistream-select again, then our yamux.
+
+The stream may be a TCP socket or anything that carries bytes both ways, such as a stream through a relay. Of py-libp2p
+0.8.1: by default it negotiates plaintext too, so peer ids can be forged. Here Noise is the only security there is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.protocol_muxer.generic_selector import GenericMultistreamSelector
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
+from libp2p.transport.upgrader import TransportUpgrader
+
+from .identity import public_key_of
+
+if TYPE_CHECKING:
+    from libp2p.abc import ISecureConn
+
+    from .identity import Identity
+    from .libp2p_tcp import BufferedTcp
+
+HANDSHAKE_SECONDS = 10.0
+"""Bound on an inbound connection's handshakes: a stranger who stays silent is not waited for."""
+
+
+class Upgrader:
+    """Secures streams in our name. Whatever the other end makes libp2p raise comes out as it is: the caller's one fault
+    is that connection.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        key_pair = create_new_key_pair(identity.seed)
+        noise = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
+        self._security = TransportUpgrader({NOISE_ID: noise}, {}, negotiate_timeout=int(HANDSHAKE_SECONDS))
+        self._muxers: GenericMultistreamSelector[None] = GenericMultistreamSelector()
+        self._muxers.add_handler(TProtocol(YAMUX_ID), None)
+
+    async def outbound(self, socket: BufferedTcp, peer: str) -> ISecureConn:
+        """The dialling side's part. Fails unless the other end proves to be `peer`."""
+        secured = await self.prove(socket, peer)
+        await self._muxers.select(secured, True, int(HANDSHAKE_SECONDS))
+        return secured
+
+    async def prove(self, socket: BufferedTcp, peer: str) -> ISecureConn:
+        """Only see that `peer` is at the other end; no connection comes of it."""
+        return await self._security.upgrade_security(RawConnection(socket, True), True, ID.from_base58(peer))
+
+    async def inbound(self, socket: BufferedTcp) -> ISecureConn:
+        """The listening side's part. Raises BadSignature for a peer whose key is not Ed25519: it could sign nothing."""
+        secured = await self._security.upgrade_security(RawConnection(socket, False), False)
+        public_key_of(str(secured.get_remote_peer()))
+        await self._muxers.select(secured, False, int(HANDSHAKE_SECONDS))
+        return secured

@@ -1,0 +1,97 @@
+"""Bans and back-off in a small file of the state folder, so that a restart forgets neither.
+
+A file that is damaged, or was written under a wrong clock, costs its contents and nothing else: the transport starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .guards import BACK_OFF_SECONDS_MAX, BAN_SECONDS_MAX, RECORDS_MAX, BackOff, Ban, Bans, Failing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+PEER_FILE = "peers.json"
+
+FILE_BYTES_MAX = 32 * 1024 * 1024
+"""Above what the largest allowed contents take; more is not ours."""
+
+_Text = Annotated[str, Field(max_length=256)]
+_Seconds = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0, le=2**31)]
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", from_attributes=True)
+
+    peer: _Text
+
+
+class _Ban(_Row):
+    until: _Seconds
+    reason: _Text
+    times: _Count
+
+
+class _Failing(_Row):
+    addresses: Annotated[tuple[_Text, ...], Field(max_length=16)]
+    failures: _Count
+    failed_at: _Seconds
+    retry_at: _Seconds
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    format: Literal[1] = 1
+    bans: Annotated[tuple[_Ban, ...], Field(max_length=RECORDS_MAX)] = ()
+    failing: Annotated[tuple[_Failing, ...], Field(max_length=RECORDS_MAX)] = ()
+
+
+def recall(path: Path, bans: Bans, back_off: BackOff, now: float) -> None:
+    """Put what the file says into `bans` and `back_off`; nothing when there is none or it is damaged."""
+    try:
+        with path.open("rb") as file:
+            found = _File.model_validate_json(file.read(FILE_BYTES_MAX + 1)[:FILE_BYTES_MAX])
+    except FileNotFoundError:
+        return
+    except (OSError, ValidationError, ValueError) as error:
+        log.warning("%s cannot be used, bans and back-off start anew: %s", path, str(error).partition("\n")[0])
+        return
+    for ban in found.bans:
+        if ban.until <= now + BAN_SECONDS_MAX:
+            bans.recall(Ban(ban.peer, ban.until, ban.reason, ban.times))
+    for row in found.failing:
+        if row.failed_at <= now and row.retry_at <= now + BACK_OFF_SECONDS_MAX:
+            back_off.recall(Failing(row.peer, row.addresses, row.failures, row.failed_at, row.retry_at))
+
+
+def contents(bans: Bans, back_off: BackOff, now: float) -> bytes:
+    """What to write."""
+    file = _File(
+        bans=tuple(_Ban.model_validate(ban) for ban in bans.remembered(now)),
+        failing=tuple(_Failing.model_validate(failing) for failing in back_off.remembered(now)),
+    )
+    return json.dumps(file.model_dump(mode="json"), indent=1).encode()
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace the file: a reader, also one after a crash, sees the old or the new one. A full disk is logged only."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        log.warning("cannot write %s: %s", path, error.strerror)
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,101 @@
+"""Bans and back-off of one transport: in memory at once, in the state folder soon after (`peer_file`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from . import peer_file
+from .errors import Unreachable
+from .guards import BackOff, Ban, Bans, Failing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .messages import PeerAddress
+
+REMEMBER_SECONDS = 1.0
+"""Between two writes of the file."""
+
+
+class PeerMemory:
+    """Without a folder it ends with the process. `wall` is wall-clock time: what is kept outlives a restart."""
+
+    def __init__(
+        self, folder: Path | None, offences_max: int, random: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        self.wall = wall
+        self._path = None if folder is None else folder / peer_file.PEER_FILE
+        self._bans = Bans(offences_max)
+        self._back_off = BackOff(random)
+        self._changed = trio.Event()
+
+    def raise_if_banned(self, peer: str) -> None:
+        """Raises Unreachable with the reason."""
+        ban = self._bans.find(peer, self.wall())
+        if ban is not None:
+            raise Unreachable(f"{peer} is banned for {ban.until - self.wall():.0f} s more: {ban.reason}")
+
+    def ban(self, peer: str, reason: str, seconds: float | None) -> Ban:
+        """See `guards.Bans`."""
+        self._changed.set()
+        return self._bans.ban(peer, reason, self.wall(), seconds=seconds)
+
+    def lift(self, peer: str) -> None:
+        """See `guards.Bans`."""
+        self._bans.lift(peer)
+        self._changed.set()
+
+    def offence(self, peer: str, reason: str) -> Ban | None:
+        """See `guards.Bans`."""
+        ban = self._bans.offence(peer, reason, self.wall())
+        if ban is not None:
+            self._changed.set()
+        return ban
+
+    def back_off_seconds(self, peer: PeerAddress) -> float:
+        """Until it may be dialled."""
+        return self._back_off.wait(peer.peer, peer.addresses, self.wall())
+
+    def failed(self, peer: PeerAddress) -> None:
+        """It could not be dialled."""
+        self._back_off.failed(peer.peer, peer.addresses, self.wall())
+        self._changed.set()
+
+    def reached(self, peer: str) -> None:
+        """There is a connection with it."""
+        if self._back_off.succeeded(peer):
+            self._changed.set()
+
+    def bans(self) -> list[Ban]:
+        """Those in force."""
+        return self._bans.current(self.wall())
+
+    def failing(self) -> list[Failing]:
+        """Peers that could not be dialled the last time."""
+        return self._back_off.remembered(self.wall())
+
+    # The file.
+
+    def recall(self) -> None:
+        """What the last process knew."""
+        if self._path is not None:
+            peer_file.recall(self._path, self._bans, self._back_off, self.wall())
+
+    async def run(self) -> None:
+        """Keep the file up to date, until cancelled."""
+        while True:
+            await self._changed.wait()
+            await self.flush()
+            await trio.sleep(REMEMBER_SECONDS)
+
+    async def flush(self) -> None:
+        """Write what has changed."""
+        if not self._changed.is_set():
+            return
+        self._changed = trio.Event()
+        if self._path is not None:
+            data = peer_file.contents(self._bans, self._back_off, self.wall())
+            await trio.to_thread.run_sync(peer_file.write, self._path, data)
