@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import trio
 
-from ..p2p.daemon import EXIT_FAILED, lock_state_dir
-from ..p2p.errors import Echo2Error
-from ..p2p.identity import load_or_create_identity
+from echo2.p2p.daemon import EXIT_FAILED, lock_state_dir
+from echo2.p2p.errors import Echo2Error
+from echo2.p2p.identity import load_or_create_identity
+
 from .config import load_config
 from .demo_options import clear, coordinator_settings, free_ports, learner_settings
 from .demo_process import Children, command, last_line

@@ -6,7 +6,8 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from ..p2p.messages import SLICES_MAX, Lease, LeaseReply, Sampling
+from echo2.p2p.messages import SLICES_MAX, Lease, LeaseReply, Sampling
+
 from . import capacity
 from .admission import train_sampling
 from .leases import LeaseEntry, Proposal
@@ -15,7 +16,8 @@ from .records import add_event, add_leases, close_groups
 from .run_book import ENDED
 
 if TYPE_CHECKING:
-    from ..p2p.messages import LeaseRequest
+    from echo2.p2p.messages import LeaseRequest
+
     from .leases import Kind
     from .office import Office
     from .pool import NodeEntry

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
-from ..p2p.messages import SLICES_MAX
+from echo2.p2p.messages import SLICES_MAX
+
 from .slots import SlotState, SlotTable, Span
 
 if TYPE_CHECKING:

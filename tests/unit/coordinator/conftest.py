@@ -228,14 +228,14 @@ class Node(Peer):
         reply = await self.ask("heartbeat", Heartbeat(body=self.identity.sign("heartbeat", body)), HeartbeatReply, hold)
         return open_signed(reply.notice, self.world.coordinator.peer_id, "notice", PoolNotice)
 
-    async def join(self, hello=True):
+    async def join(self, hello=True, held=0):
         """Hello, then install what the pool runs, in no time."""
         if hello:
             await self.hello(self.world.token())
-        notice = await self.heartbeat()
+        notice = await self.heartbeat(held=held)
         self.installed = notice.manifest_hash
         if self.installed:
-            await self.heartbeat()
+            await self.heartbeat(held=held)
         return notice
 
     async def manifest(self, manifest_hash):
