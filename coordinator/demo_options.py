@@ -102,6 +102,10 @@ class Places:
         """A node's home."""
         return self.work / name
 
+    def join_file(self, name: str) -> Path:
+        """A node's join string."""
+        return self.work / f"{name}.join"
+
     def log(self, name: str) -> Path:
         """A process's log."""
         return self.logs / f"{name}.log"

@@ -208,7 +208,7 @@ class Node(Peer):
         )
         return await self.ask("hello", message, Welcome)
 
-    async def heartbeat(self, hold=0.0, manifest=None, held=0, sequence=None, session=None):
+    async def heartbeat(self, hold=0.0, manifest=None, held=0, sequence=None, session=None, state="working"):
         self.sequence += 1
         manifest = manifest or self.installed
         body = HeartbeatBody(
@@ -218,7 +218,7 @@ class Node(Peer):
             epoch=0,
             version=0 if manifest else None,
             manifest_hash=manifest,
-            state="generating",
+            state=state,
             leases_held=held,
             rollouts_generated=0,
             rollouts_spooled=0,

@@ -377,6 +377,20 @@ async def test_t_bcast_is_measured_to_the_quorum(autojump_clock, world):
         assert world.run.t_bcast_seconds == pytest.approx(3.0, abs=0.1)
 
 
+async def test_a_paused_node_is_not_waited_for(autojump_clock, world):
+    """T_bcast and the plan leave out a node that says it is paused: it installs nothing."""
+    async with world.serving(), world.learner() as learner, world.node(10) as busy, world.node(11) as paused:
+        await learner.hello()
+        for node in (busy, paused):
+            await node.join()
+        await paused.heartbeat(state="paused")
+        manifest_hash, plan = await learner.publish()
+        assert [entry.node.peer for entry in plan.entries] == [busy.peer_id]
+        busy.installed = manifest_hash
+        await busy.heartbeat()
+        assert world.run.t_bcast_seconds == pytest.approx(0.0, abs=1.0)
+
+
 async def test_a_suspended_nodes_rollouts_are_withdrawn(autojump_clock, world, tools):
     """What the learner has not seen is withdrawn at once; what it may have, it is asked to; the group is refilled."""
     async with world.serving() as service, world.learner() as learner, world.node(10) as node, world.node(11) as other:
