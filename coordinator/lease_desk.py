@@ -122,9 +122,10 @@ class LeaseDesk:
         run = office.run
         assert run.version is not None, "a snapshot is published"
         depth = office.pacing_depth()
+        nodes = sum(1 for _ in office.pool.live(office.clock()))
         for _ in range(UNUSABLE_MAX):
             proposal = run.leases.propose(
-                peer=node.peer, version=version, newest=run.version, samples_max=samples, depth=depth
+                peer=node.peer, version=version, newest=run.version, samples_max=samples, depth=depth, nodes=nodes
             )
             fits = [self._tokens_max(proposal.kind, span.ordinal) >= 1 for span in proposal.spans]
             if all(fits):

@@ -27,8 +27,8 @@ def batch_samples(
 ) -> int:
     """Samples that make one batch: what this machine generates in `batch_seconds`, or in its share of a lease.
 
-    On a slow machine one sample alone can take longer than `batch_seconds`. Asking for one would keep it slow: many side
-    by side cost little more than one, so a full first batch is asked for as long as it fits its share of the lease.
+    On a slow machine one sample alone can take longer than `batch_seconds`. Asking for one would keep it slow: many
+    side by side cost little more than one, so a full first batch is asked for while it fits its share of the lease.
     """
     if samples_per_second is None:
         return min(FIRST_BATCH_SAMPLES, samples_max)
