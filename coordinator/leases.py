@@ -6,7 +6,7 @@ the asker has installed; v the learner's; depth = `capacity.pacing_depth`.
 | what                | rule                                                                                          |
 |---------------------|-----------------------------------------------------------------------------------------------|
 | fresh slots         | only while reserved < min((x + depth + 1) R, steps R); oldest ordinal first                   |
-| share               | at most 1 / nodes of what may be leased now, but a group: all end close together                |
+| share               | at most 1 / nodes of what may be leased now, but a group: all end close together              |
 | reissues            | before any fresh slot; never blocked: their place is already in `reserved`                    |
 | too old             | no train lease under x < v - S; one that is out under such an x expires at once               |
 | expiry              | at its duration, or when its node is dead or restarted: its slots are open again              |
