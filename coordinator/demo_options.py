@@ -32,6 +32,7 @@ class Preset:
     n: int
     learning_rate: float
     domain: str
+    micro_tokens: int
     steps: int
     tokens_max: int
     slice_samples_max: int
@@ -41,11 +42,11 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = {
     "tiny": Preset(
-        task="arithmetic", S=3, kappa=2, R=256, n=8, learning_rate=2e-4, domain="f32", steps=60, tokens_max=8,
+        task="arithmetic", S=3, kappa=2, R=256, n=8, learning_rate=2e-4, domain="f32", micro_tokens=16_384, steps=60, tokens_max=8,
         slice_samples_max=8, lease_seconds=60, stall_seconds=180,
     ),
     "smollm2": Preset(
-        task="word-problems", S=3, kappa=2, R=64, n=8, learning_rate=5e-6, domain="f16", steps=10, tokens_max=64,
+        task="word-problems", S=3, kappa=2, R=64, n=8, learning_rate=5e-6, domain="f16", micro_tokens=1024, steps=10, tokens_max=64,
         slice_samples_max=4, lease_seconds=600, stall_seconds=1200,
     ),
 }  # fmt: skip
@@ -170,6 +171,7 @@ def learner_settings(options: DemoOptions, places: Places, *, coordinator: str, 
         "listen": [f"/ip4/127.0.0.1/tcp/{port}"],
         "lr": options.learning_rate,
         "domain": options.preset.domain,
+        "micro_tokens": options.preset.micro_tokens,
         "seed": options.seed,
     }
     return toml({"": settings})
