@@ -42,12 +42,12 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = {
     "tiny": Preset(
-        task="arithmetic", S=3, kappa=2, R=256, n=8, learning_rate=2e-4, domain="f32", micro_tokens=16_384, steps=60, tokens_max=8,
-        slice_samples_max=8, lease_seconds=60, stall_seconds=180,
+        task="arithmetic", S=3, kappa=2, R=256, n=8, learning_rate=2e-4, domain="f32", micro_tokens=16_384, steps=60,
+        tokens_max=8, slice_samples_max=8, lease_seconds=60, stall_seconds=180,
     ),
     "smollm2": Preset(
-        task="word-problems", S=3, kappa=2, R=64, n=8, learning_rate=5e-6, domain="f16", micro_tokens=1024, steps=10, tokens_max=64,
-        slice_samples_max=4, lease_seconds=600, stall_seconds=1200,
+        task="word-problems", S=3, kappa=2, R=64, n=8, learning_rate=5e-6, domain="f16", micro_tokens=1024, steps=10,
+        tokens_max=64, slice_samples_max=4, lease_seconds=600, stall_seconds=1200,
     ),
 }  # fmt: skip
 
