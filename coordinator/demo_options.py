@@ -47,7 +47,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "smollm2": Preset(
         task="word-problems", S=3, kappa=2, R=64, n=8, learning_rate=5e-6, domain="f16", micro_tokens=1024, steps=10,
-        tokens_max=64, slice_samples_max=4, lease_seconds=600, stall_seconds=1200,
+        tokens_max=16, slice_samples_max=4, lease_seconds=600, stall_seconds=1200,
     ),
 }  # fmt: skip
 

@@ -93,4 +93,5 @@ class PromptBook:
         return self.text.decode([unpack_tokens(response).tolist() for response in responses])
 
     def _encode(self, kind: Literal["train", "eval"], ordinal: int) -> bytes:
-        return pack_tokens(self.text.encode(self.text.card.wrap(self.prompt(kind, ordinal).text)))
+        prompt = self.prompt(kind, ordinal)
+        return pack_tokens(self.text.encode(self.text.card.wrap(prompt.text) + prompt.prefill))
