@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..p2p.daemon import STATUS_FILE, read_status
-from ..p2p.errors import ConfigurationError
+from echo2.p2p.daemon import STATUS_FILE, read_status
+from echo2.p2p.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from ..p2p.errors import Refused
-from ..p2p.messages import WIRE_VERSION, PeerAddress, RunDescriptor, Sampling, Welcome
+from echo2.p2p.errors import Refused
+from echo2.p2p.messages import WIRE_VERSION, PeerAddress, RunDescriptor, Sampling, Welcome
+
 from . import schema
 from .pool import NodeEntry
 from .records import add_event
 
 if TYPE_CHECKING:
-    from ..p2p.messages import Hello, Signed
+    from echo2.p2p.messages import Hello, Signed
+
     from .office import Office
 
 

@@ -19,7 +19,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from ..p2p.errors import ConfigurationError, Refused
+from echo2.p2p.errors import ConfigurationError, Refused
+
 from .config import LOOPBACK_HOSTS, TOKEN_HOURS_MAX, TOKEN_USES_MAX
 from .metrics import CONTENT_TYPE, Views, exposition, make_registry
 from .views import NodeView, PoolView, RunView

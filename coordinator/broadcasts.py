@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..p2p.errors import Refused
-from ..p2p.messages import ManifestReply, PeerAddress, Ticket
-from ..p2p.plan import build_plan
+from echo2.p2p.errors import Refused
+from echo2.p2p.messages import ManifestReply, PeerAddress, Ticket
+from echo2.p2p.plan import build_plan
 
 if TYPE_CHECKING:
-    from ..p2p.messages import ManifestRequest, Signed
+    from echo2.p2p.messages import ManifestRequest, Signed
+
     from .office import Office
     from .run_book import Published
 

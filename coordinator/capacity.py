@@ -25,8 +25,9 @@ LEASE_SHARE_OF_STEP = 0.5
 LEASE_SECONDS_FLOOR = 1.0
 """Below this a lease is mostly round trip: its measured rate falls, the next shrinks with it, and so on down to one."""
 
-LEASE_SECONDS_UNMEASURED = 5.0
-"""L while no training step has been timed yet (the baseline evaluation)."""
+LEASE_SECONDS_UNMEASURED = 30.0
+"""L while no training step has been timed yet (the baseline evaluation): nothing waits for a single lease then, and a
+slow node that was given one sample at a time would never show what it can do side by side."""
 
 RATE_HALF_LIFE_SECONDS = 120.0
 """A rate follows a change (another program on the GPU) within minutes, and one odd lease does not move it much."""

@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from ..p2p.daemon import run_cli
-from ..p2p.errors import ConfigurationError
+from echo2.p2p.daemon import run_cli
+from echo2.p2p.errors import ConfigurationError
+
 from .demo import run_demo
 from .demo_options import PRESETS, DemoOptions, Places
 from .demo_screen import plain_line, render
@@ -37,8 +38,8 @@ def echo2() -> None:
 @app.command()
 def demo(
     model: Annotated[str, typer.Option(help="tiny (about 2 minutes) or smollm2 (needs the extra 'smollm2')")] = "tiny",
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="nodes, each a process of its own")] = 4,
-    steps: Annotated[int | None, typer.Option(min=1, help="training steps  [default: 100, smollm2: 10]")] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="nodes, each a process of its own")] = 3,
+    steps: Annotated[int | None, typer.Option(min=1, help="training steps  [default: 60, smollm2: 10]")] = None,
     seed: Annotated[int, typer.Option(min=0, help="orders the prompts and the minibatches")] = 0,
     lr: Annotated[float | None, typer.Option(min=0.0, help="learning rate  [default: 2e-4, smollm2: 5e-6]")] = None,
     staleness: Annotated[int | None, typer.Option("--S", min=0, help="staleness budget  [default: 3]")] = None,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..p2p.messages import SAMPLES_MAX, TOKENS_MAX, Name, PeerId
-from ..p2p.settings import Multiaddr, Port, Settings, SettingsPath, load_settings
+from echo2.p2p.messages import SAMPLES_MAX, TOKENS_MAX, Name, PeerId
+from echo2.p2p.settings import Multiaddr, Port, Settings, SettingsPath, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import trio
 
-from ..p2p.daemon import EXIT_FAILED, lock_state_dir
-from ..p2p.errors import Echo2Error
-from ..p2p.identity import load_or_create_identity
+from echo2.p2p.daemon import EXIT_FAILED, lock_state_dir
+from echo2.p2p.errors import Echo2Error
+from echo2.p2p.identity import load_or_create_identity
+
 from .config import load_config
 from .demo_options import clear, coordinator_settings, free_ports, learner_settings
 from .demo_process import Children, command, last_line
@@ -208,7 +209,11 @@ class Demo:
     def _node_command(self, number: int, name: str, join: str) -> list[str]:
         listen = f"/ip4/127.0.0.1/tcp/{self._node_ports[number]}"
         home = str(self._places.node(name))
-        arguments = ["run", "--join", join, "--home", home, "--name", name, "--listen", listen, "--threads", "1"]
+        place = self._places.join_file(name)
+        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(join)  # not on the command line, where every user of the machine could read the token
+        arguments = ["run", "--join", f"@{place}", "--home", home, "--name", name, "--listen", listen, "--threads", "1"]
         return command("echo2-node", *arguments)
 
     async def _finish_nodes(self, client: httpx.AsyncClient) -> None:

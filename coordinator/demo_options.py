@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..p2p.errors import ConfigurationError
+from echo2.p2p.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +31,8 @@ class Preset:
     R: int
     n: int
     learning_rate: float
+    domain: str
+    micro_tokens: int
     steps: int
     tokens_max: int
     slice_samples_max: int
@@ -40,12 +42,12 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = {
     "tiny": Preset(
-        task="arithmetic", S=3, kappa=2, R=256, n=8, learning_rate=2e-4, steps=100, tokens_max=8,
-        slice_samples_max=8, lease_seconds=60, stall_seconds=180,
+        task="arithmetic", S=3, kappa=2, R=256, n=8, learning_rate=2e-4, domain="f32", micro_tokens=16_384, steps=60,
+        tokens_max=8, slice_samples_max=8, lease_seconds=60, stall_seconds=180,
     ),
     "smollm2": Preset(
-        task="word-problems", S=3, kappa=2, R=64, n=8, learning_rate=5e-6, steps=10, tokens_max=64,
-        slice_samples_max=4, lease_seconds=600, stall_seconds=1200,
+        task="word-problems", S=3, kappa=2, R=64, n=8, learning_rate=5e-6, domain="f16", micro_tokens=1024, steps=10,
+        tokens_max=16, slice_samples_max=4, lease_seconds=600, stall_seconds=1200,
     ),
 }  # fmt: skip
 
@@ -100,6 +102,10 @@ class Places:
     def node(self, name: str) -> Path:
         """A node's home."""
         return self.work / name
+
+    def join_file(self, name: str) -> Path:
+        """A node's join string."""
+        return self.work / f"{name}.join"
 
     def log(self, name: str) -> Path:
         """A process's log."""
@@ -164,6 +170,8 @@ def learner_settings(options: DemoOptions, places: Places, *, coordinator: str, 
         "model_dir": str(places.model.resolve()),
         "listen": [f"/ip4/127.0.0.1/tcp/{port}"],
         "lr": options.learning_rate,
+        "domain": options.preset.domain,
+        "micro_tokens": options.preset.micro_tokens,
         "seed": options.seed,
     }
     return toml({"": settings})

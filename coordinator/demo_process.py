@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..p2p.errors import ConfigurationError, Echo2Error
+from echo2.p2p.errors import ConfigurationError, Echo2Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

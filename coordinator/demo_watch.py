@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..p2p.daemon import STATUS_FILE, read_status
+from echo2.p2p.daemon import STATUS_FILE, read_status
+
 from .demo_options import RUN
 from .demo_report import TERMINAL_STATES, DemoRecord, NodeTally
 from .demo_screen import NodeRow, ScreenState

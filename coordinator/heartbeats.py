@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from ..p2p.errors import BadSignature, Refused
-from ..p2p.identity import open_signed
-from ..p2p.messages import HeartbeatBody, HeartbeatReply, PoolNotice
+from echo2.p2p.errors import BadSignature, Refused
+from echo2.p2p.identity import open_signed
+from echo2.p2p.messages import HeartbeatBody, HeartbeatReply, PoolNotice
+
 from . import schema
 from .capacity import installed_quorum
 from .ledger import LedgerUnavailable
 from .office import WAIT_SECONDS_MAX
 
 if TYPE_CHECKING:
-    from ..p2p.messages import Heartbeat
+    from echo2.p2p.messages import Heartbeat
+
     from .office import Office
     from .pool import NodeEntry
 
@@ -28,6 +30,9 @@ log = logging.getLogger(__name__)
 
 SAME_NEWS_SECONDS = 1.0
 """A node that still lacks what it was told of is told again, but not more often: it is downloading, not deaf."""
+
+REPLY_SECONDS_MAX = 5.0
+"""A lease reply may still be on its way for so long when the node says that it holds nothing."""
 
 
 class HeartbeatDesk:
@@ -59,6 +64,8 @@ class HeartbeatDesk:
         now = office.clock()
         live = list(office.pool.live(now))
         have = sum(node.manifest_hash == current.manifest_hash for node in live)
+        if not live:
+            current.published_at = now  # an empty pool is no slow broadcast: the clock starts with its first node
         if not live or have < installed_quorum(len(live)):
             return
         seconds = now - current.published_at
@@ -103,7 +110,8 @@ class HeartbeatDesk:
             node.idle_since = None
             return
         if node.idle_since is not None:
-            self._release(node, "it never got them", granted_before=node.idle_since)
+            before = min(node.idle_since, now - REPLY_SECONDS_MAX)
+            self._release(node, "it never got them", granted_before=before)
         node.idle_since = now
 
     def _release(self, node: NodeEntry, why: str, granted_before: float = float("inf")) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..p2p.messages import Slice
+    from echo2.p2p.messages import Slice
 
 Code = Literal["lease", "incomplete", "manifest", "size", "prompt", "token_range", "termination", "logprobs"]
 

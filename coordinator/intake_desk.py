@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..p2p.errors import Refused
-from ..p2p.messages import ReceiptBatch, ReceiptsReply, SliceAck, SubmitReply
+from echo2.p2p.errors import Refused
+from echo2.p2p.messages import ReceiptBatch, ReceiptsReply, SliceAck, SubmitReply
+
 from . import records
 from .intake import ITEM_BYTES, Rejection, SliceRules, check_owner, check_slice
 from .leases import LeaseEntry, LeaseState
@@ -15,7 +16,8 @@ from .run_book import ENDED
 from .slots import Span
 
 if TYPE_CHECKING:
-    from ..p2p.messages import ReceiptsRequest, RolloutRecord, Slice, SubmitRequest
+    from echo2.p2p.messages import ReceiptsRequest, RolloutRecord, Slice, SubmitRequest
+
     from .leases import Outcome
     from .office import Office
     from .pool import NodeEntry

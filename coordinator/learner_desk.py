@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from ..p2p.errors import ProtocolError, Refused
-from ..p2p.identity import open_signed, payload_hash
-from ..p2p.manifest import check_manifest
-from ..p2p.messages import Ack, AdmittedReply, AdmittedRollout, Manifest, PublishReply, RolloutKey
+from echo2.p2p.errors import ProtocolError, Refused
+from echo2.p2p.identity import open_signed, payload_hash
+from echo2.p2p.manifest import check_manifest
+from echo2.p2p.messages import Ack, AdmittedReply, AdmittedRollout, Manifest, PublishReply, RolloutKey
+
 from . import schema
 from .admission import train_sampling
 from .office import WAIT_SECONDS_MAX
@@ -20,7 +21,8 @@ from .run_book import ENDED, Published
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..p2p.messages import AdmittedRequest, LearnerReport, PublishRequest
+    from echo2.p2p.messages import AdmittedRequest, LearnerReport, PublishRequest
+
     from .broadcasts import BroadcastDesk
     from .office import Office
     from .records import RolloutEntry

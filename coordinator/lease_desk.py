@@ -6,7 +6,8 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from ..p2p.messages import SLICES_MAX, Lease, LeaseReply, Sampling
+from echo2.p2p.messages import SLICES_MAX, Lease, LeaseReply, Sampling
+
 from . import capacity
 from .admission import train_sampling
 from .leases import LeaseEntry, Proposal
@@ -15,7 +16,8 @@ from .records import add_event, add_leases, close_groups
 from .run_book import ENDED
 
 if TYPE_CHECKING:
-    from ..p2p.messages import LeaseRequest
+    from echo2.p2p.messages import LeaseRequest
+
     from .leases import Kind
     from .office import Office
     from .pool import NodeEntry
@@ -120,9 +122,10 @@ class LeaseDesk:
         run = office.run
         assert run.version is not None, "a snapshot is published"
         depth = office.pacing_depth()
+        nodes = sum(1 for _ in office.pool.live(office.clock()))
         for _ in range(UNUSABLE_MAX):
             proposal = run.leases.propose(
-                peer=node.peer, version=version, newest=run.version, samples_max=samples, depth=depth
+                peer=node.peer, version=version, newest=run.version, samples_max=samples, depth=depth, nodes=nodes
             )
             fits = [self._tokens_max(proposal.kind, span.ordinal) >= 1 for span in proposal.spans]
             if all(fits):

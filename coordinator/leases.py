@@ -6,6 +6,7 @@ the asker has installed; v the learner's; depth = `capacity.pacing_depth`.
 | what                | rule                                                                                          |
 |---------------------|-----------------------------------------------------------------------------------------------|
 | fresh slots         | only while reserved < min((x + depth + 1) R, steps R); oldest ordinal first                   |
+| share               | at most 1 / nodes of what may be leased now, but a group: all end close together              |
 | reissues            | before any fresh slot; never blocked: their place is already in `reserved`                    |
 | too old             | no train lease under x < v - S; one that is out under such an x expires at once               |
 | expiry              | at its duration, or when its node is dead or restarted: its slots are open again              |
@@ -28,7 +29,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
-from ..p2p.messages import SLICES_MAX
+from echo2.p2p.messages import SLICES_MAX
+
 from .slots import SlotState, SlotTable, Span
 
 if TYPE_CHECKING:
@@ -125,15 +127,28 @@ class LeaseBook:
     # deciding
 
     def propose(
-        self, *, peer: str, version: int, newest: int, samples_max: int, depth: int, slices_max: int = SLICES_MAX
+        self,
+        *,
+        peer: str,
+        version: int,
+        newest: int,
+        samples_max: int,
+        depth: int,
+        nodes: int = 1,
+        slices_max: int = SLICES_MAX,
     ) -> Proposal:
-        """What `peer`, which has `version` installed, may be given now. `newest` is the newest published version."""
+        """What `peer`, which has `version` installed, may be given now, one of `nodes` that could take it.
+
+        `newest` is the newest published version.
+        """
         evaluation = self.evaluation
         if evaluation is not None:
             if version != evaluation.version:
                 return Proposal("eval", (), f"the {evaluation.purpose} evaluation needs version {evaluation.version}")
+            left = evaluation.table.open + evaluation.table.fresh
+            share = self._share(left, samples_max, nodes)
             spans = evaluation.table.choose(
-                samples_max=samples_max, span_samples=1, spans_max=slices_max, fresh_max=samples_max, peer=peer
+                samples_max=share, span_samples=1, spans_max=slices_max, fresh_max=share, peer=peer
             )
             return Proposal("eval", tuple(spans), "" if spans else "every held-out prompt is out or answered")
         rules = self.rules
@@ -145,15 +160,19 @@ class LeaseBook:
                 (),
                 f"version {version} is too old for step {self.learner_version} at S = {rules.staleness_max}",
             )
-        bound = self.reserved_max(version, depth)
+        fresh = max(0, self.reserved_max(version, depth) - self.reserved)
         spans = self.train.choose(
-            samples_max=samples_max,
+            samples_max=self._share(self.train.open + fresh, samples_max, nodes),
             span_samples=rules.slice_samples,
             spans_max=slices_max,
-            fresh_max=max(0, bound - self.reserved),
+            fresh_max=fresh,
             peer=peer,
         )
         return Proposal("train", tuple(spans), "" if spans else self.pacing_reason(version, depth))
+
+    def _share(self, left: int, samples_max: int, nodes: int) -> int:
+        """Guided self-scheduling: what is left, divided by those who could take it; never less than a group."""
+        return min(samples_max, max(self.rules.group_size, -(-left // max(nodes, 1))))
 
     def pacing_reason(self, version: int, depth: int) -> str:
         """Why no fresh slot is leased under `version`."""

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
 from sqlalchemy.pool import StaticPool
 
-from ..p2p.errors import ConfigurationError, Refused
+from echo2.p2p.errors import ConfigurationError, Refused
+
 from . import schema
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from ..p2p.codec import decode_record
-from ..p2p.errors import ConfigurationError
-from ..p2p.identity import payload_hash
-from ..p2p.messages import Manifest
+from echo2.p2p.codec import decode_record
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.identity import payload_hash
+from echo2.p2p.messages import Manifest
+
 from . import records, schema
 from .leases import LeaseBook, LeaseEntry, LeaseRules
 from .pool import NodeEntry, Pool, Tally

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..p2p.daemon import configure_logging, lock_state_dir, run_cli, run_daemon
-from ..p2p.errors import ConfigurationError
-from ..p2p.identity import load_or_create_identity
-from ..p2p.join import JoinString
+from echo2.p2p.daemon import configure_logging, lock_state_dir, run_cli, run_daemon
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.identity import load_or_create_identity
+from echo2.p2p.join import JoinString
+
 from .addresses import known_addresses
 from .config import (
     IDENTITY_FILE,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..p2p.errors import Refused
+from echo2.p2p.errors import Refused
+
 from . import capacity
 from .pool import Complaints, NodeEntry, Pool, Tally
 from .run_book import Changes
@@ -15,8 +16,9 @@ from .run_book import Changes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..p2p.errors import ProtocolError
-    from ..p2p.identity import Identity
+    from echo2.p2p.errors import ProtocolError
+    from echo2.p2p.identity import Identity
+
     from .config import CoordinatorConfig
     from .ledger import Ledger
     from .prompts import PromptBook

@@ -7,7 +7,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
-from ..p2p.errors import ConfigurationError
+from echo2.p2p.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,8 @@ from .views import EvaluationView, NodeView, PoolView, RolloutCounts, RunView, S
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..p2p.messages import StepMetrics
+    from echo2.p2p.messages import StepMetrics
+
     from .office import Office
     from .pool import NodeEntry
     from .run_book import RunBook

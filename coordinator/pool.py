@@ -91,6 +91,10 @@ class NodeEntry:
         self.rest_until = float("-inf")
 
 
+AWAY = frozenset({"paused", "blocked", "finishing", "stopped"})
+"""What a node says of itself when it installs nothing and takes no leases: no broadcast counts on it."""
+
+
 class Pool:
     """Every admitted node, by peer id."""
 
@@ -99,9 +103,10 @@ class Pool:
         self.nodes: dict[str, NodeEntry] = {}
 
     def live(self, now: float) -> Iterator[NodeEntry]:
-        """Active nodes that are not dead."""
+        """Active nodes that are not dead and, by their own word, are not away."""
         for node in self.nodes.values():
-            if node.state == "active" and node.health(now, self.heartbeat_seconds) != "dead":
+            active = node.state == "active" and node.says not in AWAY
+            if active and node.health(now, self.heartbeat_seconds) != "dead":
                 yield node
 
     def mu(self, now: float) -> float:

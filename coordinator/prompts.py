@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from tokenizers import Tokenizer
 
-from ..p2p.codec import pack_tokens, unpack_tokens
-from ..p2p.errors import ConfigurationError
-from ..tasks.curriculum import train_index
-from ..tasks.model_card import TOKENIZER_FILE, load_model_card
+from echo2.p2p.codec import pack_tokens, unpack_tokens
+from echo2.p2p.errors import ConfigurationError
+from echo2.tasks.curriculum import train_index
+from echo2.tasks.model_card import TOKENIZER_FILE, load_model_card
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ..tasks.model_card import ModelCard
-    from ..tasks.task import Prompt, Task
+    from echo2.tasks.model_card import ModelCard
+    from echo2.tasks.task import Prompt, Task
 
 PROMPTS_CACHED = 16_384
 """Tokenised prompts kept: more than are ever under way at once, a few MiB."""
@@ -93,4 +93,5 @@ class PromptBook:
         return self.text.decode([unpack_tokens(response).tolist() for response in responses])
 
     def _encode(self, kind: Literal["train", "eval"], ordinal: int) -> bytes:
-        return pack_tokens(self.text.encode(self.text.card.wrap(self.prompt(kind, ordinal).text)))
+        prompt = self.prompt(kind, ordinal)
+        return pack_tokens(self.text.encode(self.text.card.wrap(prompt.text) + prompt.prefill))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
 
-from ..p2p.codec import decode_record, encode_record
-from ..p2p.messages import Receipt, Signed, StepMetrics
+from echo2.p2p.codec import decode_record, encode_record
+from echo2.p2p.messages import Receipt, Signed, StepMetrics
+
 from . import schema
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hypercorn.config import Config, Sockets
 from hypercorn.trio.run import worker_serve
 from hypercorn.utils import wrap_app
 
-from ..p2p.errors import ConfigurationError
+from echo2.p2p.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from .api import App

@@ -13,7 +13,8 @@ from .records import RolloutEntry, RolloutState, Verdict
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from ..p2p.messages import Manifest, Signed, StepMetrics
+    from echo2.p2p.messages import Manifest, Signed, StepMetrics
+
     from .pool import Pool, Tally
 
 RunLifeState = Literal["ready", "running", "paused", "stopped", "finished"]

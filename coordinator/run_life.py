@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from ..p2p.errors import Refused
+from echo2.p2p.errors import Refused
+
 from . import schema
 from .ledger import LedgerUnavailable
 from .records import add_event

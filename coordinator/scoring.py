@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..tasks.scorer import ScoreItem, ScorerUnavailable
+from echo2.tasks.scorer import ScoreItem, ScorerUnavailable
+
 from .ledger import LedgerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..tasks.scorer import Scorer
-    from ..tasks.task import Score
+    from echo2.tasks.scorer import Scorer
+    from echo2.tasks.task import Score
+
     from .office import Office
     from .records import RolloutEntry
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..p2p.daemon import STATUS_FILE, write_status
-from ..p2p.errors import ConfigurationError
-from ..p2p.identity import load_or_create_identity
-from ..p2p.join import JoinString
-from ..p2p.libp2p_transport import open_libp2p_transport
-from ..tasks.catalog import get_task
-from ..tasks.model_card import load_model_card
-from ..tasks.scorer import ScorerUnavailable, open_scorer
+from echo2.p2p.daemon import STATUS_FILE, write_status
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.identity import load_or_create_identity
+from echo2.p2p.join import JoinString
+from echo2.p2p.libp2p_transport import open_libp2p_transport
+from echo2.tasks.catalog import get_task
+from echo2.tasks.model_card import load_model_card
+from echo2.tasks.scorer import ScorerUnavailable, open_scorer
+
 from .addresses import dialable
 from .api import make_api
 from .ledger import open_ledger, sqlite_url

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, TypeVar
 import sqlalchemy as sa
 import trio
 
-from ..p2p.channel import answering
-from ..p2p.errors import ConfigurationError
-from ..p2p.messages import (
+from echo2.p2p.channel import answering
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.messages import (
     AdmittedRequest,
     Heartbeat,
     Hello,
@@ -34,7 +34,8 @@ from ..p2p.messages import (
     ReceiptsRequest,
     SubmitRequest,
 )
-from ..tasks.catalog import get_task
+from echo2.tasks.catalog import get_task
+
 from . import schema
 from .admission import AdmissionDesk
 from .broadcasts import BroadcastDesk
@@ -57,11 +58,12 @@ from .views import EventView
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..p2p.channel import Answer
-    from ..p2p.identity import Identity
-    from ..p2p.transport import ProtocolName, Transport
-    from ..tasks.scorer import Scorer
-    from ..tasks.task import Task
+    from echo2.p2p.channel import Answer
+    from echo2.p2p.identity import Identity
+    from echo2.p2p.transport import ProtocolName, Transport
+    from echo2.tasks.scorer import Scorer
+    from echo2.tasks.task import Task
+
     from .config import CoordinatorConfig
     from .ledger import Ledger
     from .prompts import ModelText

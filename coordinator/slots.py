@@ -85,6 +85,13 @@ class SlotTable:
         """True when no fresh slot is left."""
         return self.ordinals is not None and self.next_ordinal >= self.ordinals
 
+    @property
+    def fresh(self) -> int:
+        """Fresh slots left in a table of so many ordinals; 0 in one without an end."""
+        if self.ordinals is None:
+            return 0
+        return max(0, (self.ordinals - self.next_ordinal) * self.group_size - self.next_sample)
+
     def choose(self, *, samples_max: int, span_samples: int, spans_max: int, fresh_max: int, peer: str) -> list[Span]:
         """What to lease next: reissues, oldest first; then fresh slots; then reissues that `peer` itself failed."""
         spans: list[Span] = []

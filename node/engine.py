@@ -54,12 +54,17 @@ class SliceResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the machine's owner gives the engine. `cache_mib` bounds the key-value cache; gpu_layers -1 = all."""
+    """What the machine's owner gives the engine. `cache_mib` bounds the key-value cache; gpu_layers -1 = all.
+
+    `plain_kernels`: without llama.cpp's special CPU buffers (AMX, repacked weights), which some virtual machines claim
+    to support and then do not allow.
+    """
 
     threads: int = 1
     sequences: int = 256
     cache_mib: int = 512
     gpu_layers: int = -1
+    plain_kernels: bool = False
 
 
 class Engine(Protocol):

@@ -25,11 +25,17 @@ BACKOFF_MOST_SECONDS = 30.0
 def batch_samples(
     samples_per_second: float | None, *, batch_seconds: float, lease_seconds: float | None, samples_max: int
 ) -> int:
-    """Samples that make one batch: what this machine generates in `batch_seconds`, or in its share of a lease."""
+    """Samples that make one batch: what this machine generates in `batch_seconds`, or in its share of a lease.
+
+    On a slow machine one sample alone can take longer than `batch_seconds`. Asking for one would keep it slow: many
+    side by side cost little more than one, so a full first batch is asked for while it fits its share of the lease.
+    """
     if samples_per_second is None:
         return min(FIRST_BATCH_SAMPLES, samples_max)
-    seconds = batch_seconds if lease_seconds is None else min(batch_seconds, LEASE_SHARE * lease_seconds)
-    return max(1, min(int(samples_per_second * seconds), samples_max))
+    wanted = max(int(samples_per_second * batch_seconds), FIRST_BATCH_SAMPLES)
+    if lease_seconds is not None:
+        wanted = min(wanted, int(samples_per_second * LEASE_SHARE * lease_seconds))
+    return max(1, min(wanted, samples_max))
 
 
 class Rate:

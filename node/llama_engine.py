@@ -71,6 +71,7 @@ class LlamaEngine:
         self.close()
         parameters = llama.llama_model_default_params()
         parameters.n_gpu_layers = self._options.gpu_layers
+        parameters.use_extra_bufts = not self._options.plain_kernels
         self._model = llama.llama_model_load_from_file(str(path).encode(), parameters)
         if not self._model:
             self._model = None

@@ -41,6 +41,9 @@ KEY_FILE = "identity.key"
 SPOOL_FILE = "spool.sqlite"
 SNAPSHOTS_FOLDER = "snapshots"
 
+JOIN_CHARACTERS_MAX = 4096
+"""Longer than any join string; a file named by mistake is not read whole."""
+
 STATUS_AGE_SECONDS_MAX = 10.0
 """The daemon writes its status each second; one older than this was left by a daemon that is gone."""
 
@@ -56,7 +59,9 @@ def main() -> None:
 
 @app.command()
 def run(
-    join: Annotated[str, typer.Option("--join", help="The join string you were given (echo2://...).")],
+    join: Annotated[
+        str, typer.Option("--join", help="The join string you were given (echo2://...), or @FILE that holds it.")
+    ],
     home: Home = HOME_DEFAULT,
     name: Annotated[str, typer.Option(help="What the node is called in lists.")] = "node",
     listen: Annotated[
@@ -79,7 +84,7 @@ def run(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Take part in a run until stopped (Ctrl-C, SIGTERM) or told to finish."""
-    parsed = parse_join_string(join)
+    parsed = parse_join_string(_join_text(join))
     settings = make_settings(
         {
             "name": name,
@@ -107,6 +112,16 @@ def run(
             await _serve(settings, parsed, folder)
 
         run_daemon(serve)
+
+
+def _join_text(join: str) -> str:
+    """The join string itself. From a file, its token stays out of the list of processes that everyone can read."""
+    if not join.startswith("@"):
+        return join
+    try:
+        return Path(join[1:]).expanduser().read_text(encoding="utf-8")[:JOIN_CHARACTERS_MAX]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--join {join}: the file cannot be read: {error}") from error
 
 
 async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:

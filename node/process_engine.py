@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -42,6 +42,9 @@ FAILURES_MAX = 4
 
 BACKOFF_SECONDS = 0.5
 """Pause before the first restart; doubles with each failure in a row."""
+
+ILLEGAL_INSTRUCTION = frozenset({-4, 0xC000001D})
+"""How a process that met one ends: SIGILL, and what Windows calls it."""
 
 PASSED_ON = frozenset(
     {
@@ -72,7 +75,7 @@ class ProcessEngine:
     ) -> None:
         # -P: the working directory is not on the path, so no file lying there can pass for a module.
         self._command = list(command or (sys.executable, "-P", "-m", "echo2.node.engine_process"))
-        self._command.append(json.dumps(asdict(options)))
+        self._options = options
         self._generate_seconds = generate_seconds
         self._load_seconds = load_seconds
         self._backoff_seconds = backoff_seconds
@@ -157,7 +160,10 @@ class ProcessEngine:
     async def _start(self) -> None:
         try:
             self._process = await trio.lowlevel.open_process(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=scrubbed(os.environ)
+                [*self._command, json.dumps(asdict(self._options))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=scrubbed(os.environ),
             )
         except OSError as error:
             raise EngineError(f"the engine process cannot be started: {error.strerror}") from error
@@ -210,6 +216,9 @@ class ProcessEngine:
         with trio.move_on_after(2):
             await self._process.wait()
         code = self._process.returncode
+        if code in ILLEGAL_INSTRUCTION and not self._options.plain_kernels:
+            self._options = replace(self._options, plain_kernels=True)
+            return "llama.cpp used an instruction that is not allowed here; going on without its special kernels"
         if code is None:
             return "the engine process closed its pipes"
         return f"the engine process was killed by signal {-code}" if code < 0 else f"the engine process ended ({code})"

@@ -119,6 +119,8 @@ class Worker:
             if membership is None or snapshot is None:
                 continue
             wait: float | None
+            # With a newer snapshot on its way, a held request would only hold up its loading.
+            hold_seconds = 0.0 if situation.behind else self._config.lease_wait_seconds
             self._asking = True
             try:
                 reply = await request(
@@ -129,10 +131,10 @@ class Worker:
                         run=membership.descriptor.run,
                         manifest_hash=snapshot.manifest_hash,
                         samples_max=self._room(),
-                        wait_seconds=self._config.lease_wait_seconds,
+                        wait_seconds=hold_seconds,
                     ),
                     LeaseReply,
-                    wait_seconds=self._config.lease_wait_seconds,
+                    wait_seconds=hold_seconds,
                 )
                 self._take(reply, membership.descriptor.run, snapshot.manifest_hash)
                 self._backoff.reset()
@@ -162,7 +164,7 @@ class Worker:
 
     def _news(self) -> tuple[object, ...]:
         notice = self._situation.notice
-        return (self._situation.order, notice and (notice.epoch, notice.version, notice.run_state))
+        return (self._situation.order, notice and notice.run_state)
 
     def _may_ask(self) -> bool:
         return self._situation.state is State.WORKING and not self._draining and self._room() > 0

@@ -10,11 +10,15 @@ Split = Literal["train", "heldout"]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question, as plain text; the model's card says how it is wrapped into a chat template."""
+    """One question, as plain text; the model's card says how it is wrapped into a chat template.
+
+    `prefill` is how the answer begins: it is part of the prompt, so it is neither sampled nor trained on.
+    """
 
     split: Split
     index: int
     text: str
+    prefill: str = ""
 
 
 @dataclass(frozen=True, slots=True)

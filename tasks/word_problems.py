@@ -3,51 +3,33 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .task import Prompt, Score
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .task import Split
 
 
-@dataclass(frozen=True, slots=True)
-class _Template:
-    text: str
-    answer: Callable[[int, int], int]
-
-
 _TEMPLATES = (
-    _Template("{name} has {a} {things}. {name} buys {b} more. How many {things} does {name} have?", lambda a, b: a + b),
-    _Template("{name} had {a} {things} and gave away {b}. How many {things} are left?", lambda a, b: a - b),
-    _Template("There are {b} boxes with {a} {things} each. How many {things} are there in all?", lambda a, b: a * b),
-    _Template("{name} reads {b} pages a day for {a} days. How many pages is that?", lambda a, b: a * b),
-    _Template(
-        "{name} has {a} {things}. A friend has {b} fewer. How many {things} do they have together?",
-        lambda a, b: 2 * a - b,
-    ),
-    _Template(
-        "A shelf holds {a} {things}. {b} are sold and then {b} more are sold. How many {things} remain?",
-        lambda a, b: a - 2 * b,
-    ),
-    _Template("{name} is {a} years old. How old will {name} be in {b} years?", lambda a, b: a + b),
-    _Template(
-        "{name} picks {a} {things} in the morning and {b} in the afternoon, then loses one. "
-        "How many {things} does {name} have?",
-        lambda a, b: a + b - 1,
-    ),
+    ("{name} has {a} {things} and buys {b} more. How many {things} does {name} have?", "+"),
+    ("{name} had {a} {things} and gave away {b}. How many {things} are left?", "-"),
+    ("{name} is {a} years old. How old will {name} be in {b} years?", "+"),
+    ("A shelf holds {a} {things}. {b} are sold. How many {things} remain?", "-"),
+    ("{name} picks {a} {things} in the morning and {b} in the afternoon. How many {things} is that?", "+"),
+    ("Of {a} {things}, {b} are broken. How many {things} are whole?", "-"),
+    ("{name} walks {a} km, then {b} km. How many km is that?", "+"),
+    ("{name} has {a} coins and spends {b}. How many coins are left?", "-"),
 )
+"""Text and operation. The answer is begun for the model, `12 + 3 =`: one of a hundred million parameters, sampled at
+temperature 1, rambles otherwise and is right so seldom that no group differs and nothing can be learned."""
 
 _NAMES = ("Anna", "Ben", "Chen", "Dana", "Emil", "Fatima", "Gita", "Hugo", "Ines", "Juma", "Kofi")
 _THINGS = ("apples", "books", "coins", "eggs", "marbles", "pens", "shells")
-_INSTRUCTION = " Answer with one number."
 
-_FIRST = range(20, 70)
+_FIRST = range(10, 30)
 _SECOND = range(2, 10)
-_HELDOUT_ONE_IN = 16
+_HELDOUT_ONE_IN = 4
 
 RESPONSE_CHARACTERS_MAX = 4096
 """Only this much of the end of a response is searched: the answer stands last, and the time to look is bounded."""
@@ -88,12 +70,13 @@ class WordProblems:
         t, a, b = self._problem(split, index)
         name = _NAMES[(7 * a + 3 * b + t) % len(_NAMES)]
         things = _THINGS[(a + 2 * b + t) % len(_THINGS)]
-        return Prompt(split, index, _TEMPLATES[t].text.format(a=a, b=b, name=name, things=things) + _INSTRUCTION)
+        text, operation = _TEMPLATES[t]
+        return Prompt(split, index, text.format(a=a, b=b, name=name, things=things), prefill=f"{a} {operation} {b} =")
 
     def answer(self, split: Split, index: int) -> str:
         """The right number in plain decimal digits."""
         t, a, b = self._problem(split, index)
-        return str(_TEMPLATES[t].answer(a, b))
+        return str(a + b if _TEMPLATES[t][1] == "+" else a - b)
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """R(x, y). A response with no number at all earns 0 like any other miss."""

@@ -73,6 +73,21 @@ async def test_failures_in_a_row_end_with_the_reason():
         await engine.load(__file__, bytes(32))
 
 
+async def test_an_illegal_instruction_is_met_once(random_ggufs):
+    """A virtual machine may claim instructions it does not allow: the next start does without them."""
+    child = (
+        "import json, os, signal, sys\n"
+        "if not json.loads(sys.argv[1])['plain_kernels']: os.kill(os.getpid(), signal.SIGILL)\n"
+        "os.execv(sys.executable, [sys.executable, '-P', '-m', 'echo2.node.engine_process', sys.argv[1]])\n"
+    )
+    engine = ProcessEngine(EngineOptions(), command=[sys.executable, "-c", child], backoff_seconds=0.01)
+    await engine.load(*random_ggufs[0])
+    assert len(await engine.generate([order(1)])) == 1
+    assert engine.restarts == 1
+    assert "instruction that is not allowed here" in engine.last_error
+    await engine.close()
+
+
 async def test_a_cancelled_batch_leaves_no_stale_reply(engine, random_ggufs):
     """After a cancelled call the next one gets its own answer."""
     await engine.load(*random_ggufs[0])

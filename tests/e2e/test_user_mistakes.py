@@ -195,6 +195,7 @@ def test_folders_that_cannot_be_used(tmp_path):
     ("arguments", "says"),
     [
         (["--join", "hello"], "it must start with echo2://"),
+        (["--join", "@/nowhere/join"], "the file cannot be read"),
         (["--join", f"echo2://{LEARNER}@1.2.3.4:1/r"], "?token=... is missing at its end"),
         (["--join", f"echo2://{LEARNER}@1.2.3.4:1/r?token=t", "--listen", "4001"], "an address like /ip4/"),
         (["--join", f"echo2://{LEARNER}@1.2.3.4:1/r?token=t", "--threads", "0"], "threads"),

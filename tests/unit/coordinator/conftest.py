@@ -208,7 +208,7 @@ class Node(Peer):
         )
         return await self.ask("hello", message, Welcome)
 
-    async def heartbeat(self, hold=0.0, manifest=None, held=0, sequence=None, session=None):
+    async def heartbeat(self, hold=0.0, manifest=None, held=0, sequence=None, session=None, state="working"):
         self.sequence += 1
         manifest = manifest or self.installed
         body = HeartbeatBody(
@@ -218,7 +218,7 @@ class Node(Peer):
             epoch=0,
             version=0 if manifest else None,
             manifest_hash=manifest,
-            state="generating",
+            state=state,
             leases_held=held,
             rollouts_generated=0,
             rollouts_spooled=0,
@@ -228,14 +228,14 @@ class Node(Peer):
         reply = await self.ask("heartbeat", Heartbeat(body=self.identity.sign("heartbeat", body)), HeartbeatReply, hold)
         return open_signed(reply.notice, self.world.coordinator.peer_id, "notice", PoolNotice)
 
-    async def join(self, hello=True):
+    async def join(self, hello=True, held=0):
         """Hello, then install what the pool runs, in no time."""
         if hello:
             await self.hello(self.world.token())
-        notice = await self.heartbeat()
+        notice = await self.heartbeat(held=held)
         self.installed = notice.manifest_hash
         if self.installed:
-            await self.heartbeat()
+            await self.heartbeat(held=held)
         return notice
 
     async def manifest(self, manifest_hash):

@@ -16,9 +16,11 @@ class Pool:
         self.granted = []
         self.now = 0.0
 
-    def ask(self, peer="a", version=0, samples=100, depth=2, newest=None, seconds=60.0):
+    def ask(self, peer="a", version=0, samples=100, depth=2, newest=None, seconds=60.0, nodes=1):
         newest = version if newest is None else newest
-        proposal = self.book.propose(peer=peer, version=version, newest=newest, samples_max=samples, depth=depth)
+        proposal = self.book.propose(
+            peer=peer, version=version, newest=newest, samples_max=samples, depth=depth, nodes=nodes
+        )
         leases = []
         for span in proposal.spans:
             lease_id = len(self.granted).to_bytes(16)
@@ -64,6 +66,20 @@ def test_pacing_stops_at_the_bound_and_says_so():
     leases, _ = pool.ask()
     assert sum(lease.span.count for lease in leases) == 24
     assert pool.ask() == ([], "pacing: 24 of 24 under version 0")
+
+
+def test_no_node_takes_more_than_its_share_of_what_is_left():
+    """Of 24 samples three nodes get 8, then ceil(16 / 3) = 6, then a group at least."""
+    pool = Pool()
+    taken = [sum(lease.span.count for lease in pool.ask(peer, nodes=3)[0]) for peer in "abcabc"]
+    assert taken == [8, 6, 4, 4, 2, 0]
+
+
+def test_an_evaluation_is_shared_too():
+    """Ten held-out prompts among two nodes of groups of four: 5, then a group, then the last."""
+    pool = Pool()
+    pool.book.open_evaluation(version=0, purpose="baseline", size=10)
+    assert [len(pool.ask(peer, nodes=2)[0]) for peer in "abab"] == [5, 4, 1, 0]
 
 
 def test_delivered_rollouts_still_count_until_they_are_dropped():

@@ -22,9 +22,16 @@ async def baseline(world, learner, node):
 
 async def fetch(learner, count):
     rollouts = []
-    while len(rollouts) < count:
-        rollouts += (await learner.fetch(wait=20.0)).rollouts
+    with trio.fail_after(100.0):
+        while len(rollouts) < count:
+            rollouts += (await learner.fetch(wait=20.0)).rollouts
     return rollouts
+
+
+async def produce(node, count):
+    """A node's rounds until it has delivered so many samples: a node of unknown speed gets few at once."""
+    while count > 0:
+        count -= sum(lease.sample_count for lease in await node.work(samples=count, wait=1.0))
 
 
 async def test_a_run_from_the_first_snapshot_to_the_end(autojump_clock, world, tools):
@@ -182,8 +189,9 @@ async def test_leases_whose_reply_was_lost_are_freed(autojump_clock, world):
         await baseline(world, learner, node)
         await node.lease(samples=2)
         await node.heartbeat(held=0)
+        await node.heartbeat(held=0)
         assert world.service.nodes_view()[0].samples_held == 2
-        await trio.sleep(1.0)
+        await trio.sleep(6.0)
         await node.heartbeat(held=0)
         assert world.service.nodes_view()[0].samples_held == 0
 
@@ -312,7 +320,7 @@ async def test_a_report_can_be_repeated(autojump_clock, world, tools):
     """The acknowledgement is lost, the learner reports again: nothing is counted twice, the first state stands."""
     async with world.serving(), world.learner() as learner, world.node(10) as node:
         await baseline(world, learner, node)
-        await node.work(samples=8)
+        await produce(node, 8)
         rollouts = await fetch(learner, 8)
         await learner.train(rollouts)
         before = world.run
@@ -369,13 +377,27 @@ async def test_t_bcast_is_measured_to_the_quorum(autojump_clock, world):
         assert world.run.t_bcast_seconds == pytest.approx(3.0, abs=0.1)
 
 
+async def test_a_paused_node_is_not_waited_for(autojump_clock, world):
+    """T_bcast and the plan leave out a node that says it is paused: it installs nothing."""
+    async with world.serving(), world.learner() as learner, world.node(10) as busy, world.node(11) as paused:
+        await learner.hello()
+        for node in (busy, paused):
+            await node.join()
+        await paused.heartbeat(state="paused")
+        manifest_hash, plan = await learner.publish()
+        assert [entry.node.peer for entry in plan.entries] == [busy.peer_id]
+        busy.installed = manifest_hash
+        await busy.heartbeat()
+        assert world.run.t_bcast_seconds == pytest.approx(0.0, abs=1.0)
+
+
 async def test_a_suspended_nodes_rollouts_are_withdrawn(autojump_clock, world, tools):
     """What the learner has not seen is withdrawn at once; what it may have, it is asked to; the group is refilled."""
     async with world.serving() as service, world.learner() as learner, world.node(10) as node, world.node(11) as other:
         await baseline(world, learner, node)
-        await node.work(samples=4)
+        await produce(node, 4)
         seen = await fetch(learner, 4)
-        await node.work(samples=2)
+        await produce(node, 2)
         await trio.sleep(0.1)
         service.suspend_node(node.peer_id, actor="operator", reason="forged")
         assert world.run.rollouts.withdrawn == 2
@@ -404,7 +426,7 @@ async def test_pause_resume_and_stop(autojump_clock, world, tools):
         assert world.run.waiting == "paused: prices"
         assert (await node.lease()).reason == "the run is paused: prices"
         service.resume_run("r1", actor="operator", reason="cheap again")
-        await node.work(samples=4)
+        await produce(node, 4)
         (out,) = (await node.lease(samples=2)).leases
         await trio.sleep(0.1)
         service.stop_run("r1", actor="operator", reason="enough")
@@ -443,3 +465,12 @@ async def test_changed_terms_of_a_run_are_refused(autojump_clock, world):
         with closing(open_ledger(f"sqlite:///{world.path}")) as ledger, pytest.raises(ConfigurationError) as refused:
             world.make(ledger, transport)
     assert "begun with n = 4, the configuration now says 8" in str(refused.value)
+
+
+async def test_an_empty_pool_is_no_slow_broadcast(autojump_clock, world):
+    """The first node joins an hour after the snapshot: T_bcast counts from then."""
+    async with world.serving(), world.learner() as learner, world.node(10) as node:
+        await learner.publish()
+        await trio.sleep(3600.0)
+        await node.join()
+        assert world.run.t_bcast_seconds == pytest.approx(0.0, abs=1.0)

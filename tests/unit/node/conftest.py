@@ -298,7 +298,7 @@ class Pool:
 
 
 @pytest.fixture
-async def pool(autojump_clock):
+async def pool():
     pool = Pool()
     async with pool.running():
         yield pool

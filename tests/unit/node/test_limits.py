@@ -20,10 +20,12 @@ from echo2.node.limits import BACKOFF_MOST_SECONDS, FIRST_BATCH_SAMPLES, Backoff
         (10.0, 8.0, 1024, 20),
         (1000.0, 60.0, 256, 256),
         (0.01, 60.0, 256, 1),
+        (0.15, 600.0, 256, FIRST_BATCH_SAMPLES),
+        (0.05, 600.0, 256, 7),
     ],
 )
 def test_a_batch_fits_its_time_and_a_quarter_of_a_lease(rate, lease_seconds, samples_max, expected):
-    """At 4 seconds a batch: rate x min(4, lease / 4), at least one, at most what the owner allows."""
+    """Rate x 4 seconds, or a first batch on a slow machine; within a quarter of the lease and the owner's limit."""
     got = batch_samples(rate, batch_seconds=4.0, lease_seconds=lease_seconds, samples_max=samples_max)
     assert got == expected
 

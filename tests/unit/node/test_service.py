@@ -25,7 +25,7 @@ async def not_now(peer, request):
     raise Refused("full", "not now", retry_seconds=5.0)
 
 
-async def test_from_hello_to_receipts(pool):
+async def test_from_hello_to_receipts(autojump_clock, pool):
     """A node joins, fetches the snapshot, works, and ends up with a receipt for every rollout it handed in."""
     await pool.publish(0)
     pool.work = 10
@@ -39,7 +39,7 @@ async def test_from_hello_to_receipts(pool):
     assert all(piece.manifest_hash == pool.published[2] for piece in pool.received)
 
 
-async def test_an_install_is_told_at_once_and_heartbeats_are_not_a_storm(pool):
+async def test_an_install_is_told_at_once_and_heartbeats_are_not_a_storm(autojump_clock, pool):
     """The held reply is cut short by the install's own heartbeat; otherwise about one each ten seconds."""
     async with pool.node() as node:
         await until(lambda: pool.beats)
@@ -57,7 +57,7 @@ async def test_an_install_is_told_at_once_and_heartbeats_are_not_a_storm(pool):
     assert sequences == sorted(set(sequences))
 
 
-async def test_leases_in_hand_are_generated_before_other_weights_are_loaded(pool):
+async def test_leases_in_hand_are_generated_before_other_weights_are_loaded(autojump_clock, pool):
     """Every slice is made with the snapshot its lease names, however the publications fall."""
     await pool.publish(0)
     pool.work = 200
@@ -73,7 +73,7 @@ async def test_leases_in_hand_are_generated_before_other_weights_are_loaded(pool
     assert len(pool.store.snapshots()) == 2
 
 
-async def test_a_paused_node_stays_paused_over_a_restart_and_goes_on_when_told(pool):
+async def test_a_paused_node_stays_paused_over_a_restart_and_goes_on_when_told(autojump_clock, pool):
     """Pause completes what is in hand, asks for nothing more and fetches nothing; resume does all of it."""
     await pool.publish(0)
     pool.work = 1000
@@ -94,7 +94,7 @@ async def test_a_paused_node_stays_paused_over_a_restart_and_goes_on_when_told(p
         await until(lambda: node.status.version == 2 and len(pool.asked) > asked)
 
 
-async def test_finish_completes_sends_collects_and_stops(pool):
+async def test_finish_completes_sends_collects_and_stops(autojump_clock, pool):
     """`run` returns; nothing is left in hand or in the spool; the next start is not a finish."""
     await pool.publish(0)
     pool.work = 1000
@@ -112,7 +112,7 @@ async def test_finish_completes_sends_collects_and_stops(pool):
     assert pool.commands.read() == "run"
 
 
-async def test_finish_does_not_wait_for_ever(pool):
+async def test_finish_does_not_wait_for_ever(autojump_clock, pool):
     """With the coordinator gone the node stops after its bound, and the spool keeps what was not sent."""
     await pool.publish(0)
     pool.work = 4
@@ -128,7 +128,7 @@ async def test_finish_does_not_wait_for_ever(pool):
     assert "not now" in service.status.last_error
 
 
-async def test_a_final_no_ends_the_node_with_one_sentence(pool):
+async def test_a_final_no_ends_the_node_with_one_sentence(autojump_clock, pool):
     """A wrong token cannot be mended by trying again."""
     pool.hello_refusal = Refused("token_unknown", "this coordinator made no such token; ask the operator")
     async with pool.network.transport(pool.identity) as transport:
@@ -140,7 +140,7 @@ async def test_a_final_no_ends_the_node_with_one_sentence(pool):
     assert len(pool.hellos) == 1
 
 
-async def test_a_no_for_now_is_asked_again(pool):
+async def test_a_no_for_now_is_asked_again(autojump_clock, pool):
     """A coordinator that is busy says when to come back."""
     pool.hello_refusal = Refused("busy", "too many nodes at once", retry_seconds=20.0)
     async with pool.node() as node:
@@ -152,7 +152,7 @@ async def test_a_no_for_now_is_asked_again(pool):
         assert len(pool.hellos) == 2
 
 
-async def test_a_coordinator_that_comes_back_finds_everything(pool):
+async def test_a_coordinator_that_comes_back_finds_everything(autojump_clock, pool):
     """Killed in the middle of work and started again a minute later: the node joins by itself, nothing is lost."""
     await pool.publish(0)
     pool.work = 400
@@ -174,7 +174,7 @@ async def test_a_coordinator_that_comes_back_finds_everything(pool):
     assert node.status.rollouts_generated == 2 * len(acknowledged)
 
 
-async def test_a_restart_uses_the_snapshot_on_disk(pool):
+async def test_a_restart_uses_the_snapshot_on_disk(autojump_clock, pool):
     """No download when the newest whole snapshot is here already."""
     await pool.publish(0)
     async with pool.node() as node:
@@ -187,7 +187,7 @@ async def test_a_restart_uses_the_snapshot_on_disk(pool):
     assert pool.manifests_asked == asked
 
 
-async def test_rollouts_not_acknowledged_before_a_kill_are_sent_after_it(pool):
+async def test_rollouts_not_acknowledged_before_a_kill_are_sent_after_it(autojump_clock, pool):
     """The spool outlives the process."""
     await pool.publish(0)
     pool.work = 4
@@ -200,7 +200,7 @@ async def test_rollouts_not_acknowledged_before_a_kill_are_sent_after_it(pool):
     assert len(pool.received) == 4
 
 
-async def test_a_snapshot_that_cannot_be_loaded_changes_nothing(pool):
+async def test_a_snapshot_that_cannot_be_loaded_changes_nothing(autojump_clock, pool):
     """The old one stays in use, the reason is shown, the next one is taken."""
     await pool.publish(0)
     async with pool.node() as node:
@@ -218,7 +218,7 @@ async def test_a_snapshot_that_cannot_be_loaded_changes_nothing(pool):
         await until(lambda: node.status.version == 4)
 
 
-async def test_the_same_bytes_under_a_higher_epoch_are_not_loaded_again(pool):
+async def test_the_same_bytes_under_a_higher_epoch_are_not_loaded_again(autojump_clock, pool):
     """A learner that resumed publishes its checkpoint's version anew: only the name changes."""
     await pool.publish(2, data=b"same" * 1000)
     async with pool.node() as node:
@@ -228,7 +228,7 @@ async def test_the_same_bytes_under_a_higher_epoch_are_not_loaded_again(pool):
     assert pool.engine.loads == 1
 
 
-async def test_a_broken_engine_blocks_the_node_and_says_why(pool):
+async def test_a_broken_engine_blocks_the_node_and_says_why(autojump_clock, pool):
     """No leases are taken meanwhile; when it works again the node goes on."""
     await pool.publish(0)
     pool.work = 1000
@@ -243,10 +243,11 @@ async def test_a_broken_engine_blocks_the_node_and_says_why(pool):
         assert node.status.state == "working"
 
 
-async def test_a_full_disk_blocks_and_loses_nothing(pool, monkeypatch):
+async def test_a_full_disk_blocks_and_loses_nothing(autojump_clock, pool, monkeypatch):
     """The batch waits in memory until there is room, and nothing more is asked for."""
     await pool.publish(0)
     pool.work = 1000
+    pool.lease_seconds = 600.0
     add, full = pool.spool.add, True
 
     def fill(finished):
@@ -268,7 +269,7 @@ async def test_a_full_disk_blocks_and_loses_nothing(pool, monkeypatch):
     assert set(list(pool.leased)[:held]) <= {piece.lease_id for piece in pool.received}
 
 
-async def test_an_expired_lease_is_not_worked_on(pool):
+async def test_an_expired_lease_is_not_worked_on(autojump_clock, pool):
     """Its slot is someone else's by now; it is counted and shown."""
     await pool.publish(0)
     pool.engine.rollout_seconds = 30.0
@@ -279,7 +280,7 @@ async def test_an_expired_lease_is_not_worked_on(pool):
         assert "expired" in node.status.last_error
 
 
-async def test_an_order_that_cannot_be_run_here_does_not_cost_the_others(pool):
+async def test_an_order_that_cannot_be_run_here_does_not_cost_the_others(autojump_clock, pool):
     """The batch is run again lease by lease; the refused one is counted and shown."""
     await pool.publish(0)
 
@@ -300,7 +301,7 @@ async def test_an_order_that_cannot_be_run_here_does_not_cost_the_others(pool):
 
 
 @pytest.mark.parametrize("what", ["signer", "sequence", "session", "peer"])
-async def test_a_notice_that_is_not_for_this_heartbeat_is_not_obeyed(pool, what):
+async def test_a_notice_that_is_not_for_this_heartbeat_is_not_obeyed(autojump_clock, pool, what):
     """A forged or replayed notice moves nothing, whatever version it names."""
     await pool.publish(0)
     if what == "signer":
@@ -315,7 +316,7 @@ async def test_a_notice_that_is_not_for_this_heartbeat_is_not_obeyed(pool, what)
         assert pool.manifests_asked == 0
 
 
-async def test_a_suspended_node_shows_the_coordinators_verdict(pool):
+async def test_a_suspended_node_shows_the_coordinators_verdict(autojump_clock, pool):
     """Looks healthy, earns nothing: not here."""
     pool.notice_changes = {"node_state": "suspended"}
     await pool.publish(0)
@@ -326,7 +327,7 @@ async def test_a_suspended_node_shows_the_coordinators_verdict(pool):
         await until(lambda: node.status.state == "working")
 
 
-async def test_a_second_process_with_the_same_key_stops_the_first(pool):
+async def test_a_second_process_with_the_same_key_stops_the_first(autojump_clock, pool):
     """Two machines with one key would steal each other's leases: the older one ends, with the reason."""
 
     async def ended(peer, heartbeat):

@@ -15,24 +15,26 @@ task = WordProblems()
 
 
 def test_all_prompts_are_distinct_and_the_splits_do_not_meet():
-    """3200 problems, about one in sixteen held out."""
+    """1280 problems, one in four held out."""
     train = {task.prompt("train", i).text for i in range(task.train_size)}
     heldout = {task.prompt("heldout", i).text for i in range(task.heldout_size)}
     assert len(train) == task.train_size
     assert len(heldout) == task.heldout_size
     assert not train & heldout
-    assert len(train) + len(heldout) == 3200
-    assert len(heldout) == 201
+    assert len(train) + len(heldout) == 1280
+    assert len(heldout) == 320
 
 
 def test_the_problems_and_their_answers_do_not_move():
-    """Hand-worked: 20 + 2 apart from the held-out triples, which start where 20 + 3 b is a multiple of 16."""
+    """Hand-worked: 10 + 3 b is held out where it is a multiple of four, so 10 and 2 are, and 10 and 3 are not."""
     prompt = task.prompt("train", 0)
-    assert prompt.text == "Dana has 20 eggs. Dana buys 2 more. How many eggs does Dana have? Answer with one number."
-    assert task.answer("train", 0) == "22"
+    assert prompt.text == "Chen has 10 coins and buys 3 more. How many coins does Chen have?"
+    assert prompt.prefill == "10 + 3 ="
+    assert task.answer("train", 0) == "13"
+    assert task.prompt("heldout", 0).prefill == "10 + 2 ="
 
 
-@pytest.mark.parametrize("index", range(0, 2999, 100))
+@pytest.mark.parametrize("index", range(0, 960, 40))
 def test_no_answer_is_negative_or_zero(index):
     """Every problem describes something that can happen."""
     assert int(task.answer("train", index)) > 0
