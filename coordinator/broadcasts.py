@@ -42,16 +42,17 @@ class BroadcastDesk:
         )
 
     def plan(self, published: Published) -> Signed:
-        """The signed plan over the live active nodes; kept until the roster or an address changes."""
+        """The signed plan over the live active nodes; kept until the roster or a proved address changes."""
         office = self._office
         if published.plan is None:
             nodes = sorted(office.pool.live(office.clock()), key=lambda node: node.peer)
+            known = [(node.peer, office.proved(node.peer, node.addresses)) for node in nodes]
             plan = build_plan(
                 office.config.run.broadcast,
                 manifest=published.manifest,
                 manifest_hash=published.manifest_hash,
                 root=PeerAddress(peer=office.config.run.learner, addresses=office.run.learner_addresses),
-                nodes=[PeerAddress(peer=node.peer, addresses=node.addresses) for node in nodes],
+                nodes=[PeerAddress(peer=peer, addresses=addresses) for peer, addresses in known],
             )
             published.plan = office.identity.sign("plan", plan)
             published.roster = frozenset(node.peer for node in nodes)

@@ -72,6 +72,8 @@ class Office:
     admissions: Bell = field(default_factory=Bell)
     """A rollout is admitted, or is to be withdrawn."""
     scorer_trouble: str = ""
+    proved: Callable[[str, tuple[str, ...]], tuple[str, ...]] = lambda _peer, claimed: claimed
+    """Of the addresses that a peer claims, those at which it was found: no others are told to anyone."""
 
     def complain(self, peer: str, error: ProtocolError) -> None:
         """Count a peer's protocol error."""

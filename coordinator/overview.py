@@ -119,12 +119,14 @@ class Overview:
         held = office.run.leases.held_by(node.peer)
         version = office.run.version
         errors, _ = office.complaints.of(node.peer)
+        proved = office.proved(node.peer, node.addresses)
         resting = f"resting {node.rest_until - now:.0f} s: " if now < node.rest_until else ""
         return NodeView(
             peer=node.peer,
             name=node.name,
             software=node.software,
-            addresses=node.addresses,
+            addresses=proved,
+            reachable=bool(proved),
             state=node.state,
             state_reason=node.state_reason,
             health=node.health(now, office.pool.heartbeat_seconds),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.join import JoinString
 from echo2.p2p.libp2p_transport import open_libp2p_transport
+from echo2.p2p.nat import NatCoordinator
 from echo2.tasks.catalog import get_task
 from echo2.tasks.model_card import load_model_card
 from echo2.tasks.scorer import ScorerUnavailable, open_scorer
@@ -28,6 +30,8 @@ from .rest_server import open_listener, serve_rest, url_of
 from .service import CoordinatorService
 
 if TYPE_CHECKING:
+    from echo2.p2p.libp2p_transport import Libp2pTransport
+
     from .config import CoordinatorConfig
 
 STATUS_SECONDS = 1.0
@@ -58,10 +62,19 @@ async def serve(config: CoordinatorConfig) -> None:
     listener = open_listener(config.rest.host, config.rest.port)
     try:
         async with (
-            open_libp2p_transport(identity, config.listen, announce=config.announce) as transport,
+            open_libp2p_transport(
+                identity, config.listen, announce=config.announce, state_dir=config.state_dir
+            ) as transport,
             open_scorer(item_seconds=config.score_seconds_max) as scorer,
         ):
             with closing(open_ledger(sqlite_url(config.ledger_path))) as ledger:
+                nat = NatCoordinator(
+                    transport,
+                    admitted=lambda peer: service.admitted(peer),
+                    found=lambda _peer: service.forget_plan(),
+                    clock=trio.current_time,
+                    wall=time.time,
+                )
                 service = CoordinatorService(
                     config=config,
                     identity=identity,
@@ -71,6 +84,7 @@ async def serve(config: CoordinatorConfig) -> None:
                     clock=trio.current_time,
                     wall=time.time,
                     entropy=os.urandom,
+                    proved=nat.proved,
                 )
                 api = make_api(
                     service,
@@ -84,14 +98,16 @@ async def serve(config: CoordinatorConfig) -> None:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(service.run)
                     nursery.start_soon(serve_rest, api, listener)
-                    nursery.start_soon(_write_status, config, service, url_of(listener))
+                    nursery.start_soon(_write_status, config, service, transport, nat, url_of(listener))
     except ScorerUnavailable as error:
         raise ConfigurationError(f"the scorer cannot be started: {error}") from error
     finally:
         listener.close()
 
 
-async def _write_status(config: CoordinatorConfig, service: CoordinatorService, rest: str) -> None:
+async def _write_status(
+    config: CoordinatorConfig, service: CoordinatorService, transport: Libp2pTransport, nat: NatCoordinator, rest: str
+) -> None:
     while True:
         run = service.run_view(config.run.name)
         pool = service.pool_view()
@@ -105,6 +121,8 @@ async def _write_status(config: CoordinatorConfig, service: CoordinatorService, 
             "version": run.version,
             "waiting_for": pool.trouble or run.waiting,
             "pool": pool.model_dump(mode="json"),
+            "network": transport.view().model_dump(mode="json"),
+            "relay": asdict(nat.view()),
         }
         write_status(config.state_dir / STATUS_FILE, status)
         await trio.sleep(STATUS_SECONDS)

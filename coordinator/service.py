@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import sqlalchemy as sa
 import trio
 
-from echo2.p2p.channel import answering
+from echo2.p2p.channel import answering, hold_against
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.messages import (
     AdmittedRequest,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from echo2.p2p.channel import Answer
+    from echo2.p2p.errors import ProtocolError
     from echo2.p2p.identity import Identity
     from echo2.p2p.transport import ProtocolName, Transport
     from echo2.tasks.scorer import Scorer
@@ -84,6 +85,7 @@ class CoordinatorService:
     """One coordinator with its run. Loads the ledger when made; serves in `run`.
 
     `task` and `text` stand in for the catalogue's task and the model folder's tokeniser, in tests and simulations.
+    `proved` picks, of the addresses that a node claims, those it was found at; without it all are believed.
     Raises ConfigurationError when the run cannot be what the configuration says.
     """
 
@@ -100,6 +102,7 @@ class CoordinatorService:
         entropy: Callable[[int], bytes],
         task: Task | None = None,
         text: ModelText | None = None,
+        proved: Callable[[str, tuple[str, ...]], tuple[str, ...]] | None = None,
     ) -> None:
         self._transport = transport
         prompts = PromptBook(
@@ -114,6 +117,8 @@ class CoordinatorService:
         run = load_run(ledger, config, prompts, pool, tally, now=clock(), wall=wall())
         self._office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally)
         office = self._office
+        if proved is not None:
+            office.proved = proved
         self._life = RunLife(office)
         self._overview = Overview(office, self._life)
         self._admission = AdmissionDesk(office)
@@ -138,6 +143,18 @@ class CoordinatorService:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scoring.run)
             nursery.start_soon(self._tick)
+
+    # asked and told by the transport's side
+
+    def admitted(self, peer: str) -> bool:
+        """Whether `peer` may have the relay and the dial back: the learner, and nodes that are not suspended."""
+        node = self._office.pool.nodes.get(peer)
+        return peer == self._office.config.run.learner or (node is not None and node.state == "active")
+
+    def forget_plan(self) -> None:
+        """Other addresses are proved than before: the next asker gets a plan with them."""
+        if self._office.run.current is not None:
+            self._office.run.current.plan = None
 
     # seen by operators and researchers
 
@@ -244,8 +261,12 @@ class CoordinatorService:
     # helpers
 
     def _serve(self, protocol: ProtocolName, kind: type[Q], answer: Answer[Q]) -> None:
-        handler = answering(kind, answer, self._office.complain, wait_seconds=WAIT_SECONDS_MAX)
+        handler = answering(kind, answer, self._complain, wait_seconds=WAIT_SECONDS_MAX)
         self._transport.set_handler(protocol, handler)
+
+    def _complain(self, peer: str, error: ProtocolError) -> None:
+        self._office.complain(peer, error)
+        hold_against(self._transport, peer, error)
 
     async def _tick(self) -> None:
         while True:

@@ -38,6 +38,9 @@ class NodeView(View):
     name: str
     software: str
     addresses: tuple[str, ...]
+    """Those at which it was dialled back: others may be told to fetch snapshots there."""
+    reachable: bool = False
+    """Whether there is one. If not it is a leaf: it receives snapshots and passes none on, and earns as any other."""
     state: Literal["active", "suspended"]
     state_reason: str
     health: Health

@@ -12,6 +12,7 @@ import trio
 import typer
 
 from echo2.p2p.broadcast import Broadcaster
+from echo2.p2p.channel import hold_against
 from echo2.p2p.daemon import STATUS_FILE, configure_logging, lock_state_dir, run_cli, run_daemon, write_status
 from echo2.p2p.disk_store import DiskStore
 from echo2.p2p.errors import ConfigurationError, ProtocolError
@@ -78,8 +79,13 @@ def run(
 async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer) -> None:
     coordinator = config.coordinator_address
     store = DiskStore(config.home / SNAPSHOTS_FOLDER)
-    async with open_libp2p_transport(key, config.listen, announce=config.announce) as transport:
-        broadcaster = Broadcaster(transport, store, coordinator.peer, clock=trio.current_time, complain=_complain)
+    async with open_libp2p_transport(key, config.listen, announce=config.announce, state_dir=config.home) as transport:
+
+        def complain(peer: str, error: ProtocolError) -> None:
+            log.warning("%s broke the protocol: %s", peer, error)
+            hold_against(transport, peer, error)
+
+        broadcaster = Broadcaster(transport, store, coordinator.peer, clock=trio.current_time, complain=complain)
         service = LearnerService(
             config=config,
             identity=key,
@@ -95,10 +101,6 @@ async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer) ->
             show=partial(write_status, config.home / STATUS_FILE),
         )
         await service.run()
-
-
-def _complain(peer: str, error: ProtocolError) -> None:
-    log.warning("%s broke the protocol: %s", peer, error)
 
 
 def main() -> None:

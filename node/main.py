@@ -26,6 +26,7 @@ from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.join import JoinString, parse_join_string
 from echo2.p2p.libp2p_transport import open_libp2p_transport
+from echo2.p2p.nat import NatNode
 from echo2.p2p.settings import make_settings
 
 from .commands import FileCommands
@@ -132,6 +133,8 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
         async with open_libp2p_transport(
             identity, settings.listen, announce=settings.announce, limits=settings.limits, state_dir=home
         ) as transport:
+            # Before the first dial: it adds the relay to the ways of reaching a peer.
+            nat = NatNode(transport, join.coordinator, clock=trio.current_time, wall=time.time)
             service = NodeService(
                 config=settings,
                 identity=identity,
@@ -144,6 +147,7 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
                 rng=random.SystemRandom(),
                 commands=FileCommands(home),
                 network=transport.view,
+                nat=nat,
                 show=lambda status: write_status(home / STATUS_FILE, status),
                 software=f"echo2-node {version('echo2')}",
             )

@@ -28,6 +28,7 @@ from .situation import Membership
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from echo2.p2p.identity import Identity
     from echo2.p2p.join import JoinString
@@ -60,8 +61,11 @@ class Member:
         join: JoinString,
         software: str,
         rng: random.Random,
+        addresses: Callable[[], tuple[str, ...]],
     ) -> None:
         self._situation = situation
+        self._addresses = addresses
+        self._unsaid = False
         self._config = config
         self._identity = identity
         self._transport = transport
@@ -79,25 +83,32 @@ class Member:
             self._situation.failed("coordinator", error)
             self._situation.happened(Lost())
 
+    def announce(self) -> None:
+        """Our addresses are others than the last hello said: say it again."""
+        self._unsaid = True
+        self._situation.notify()
+
     async def run(self) -> None:
         """Hello, stay, hello again. Raises ConfigurationError when the coordinator's no is final."""
         while True:
             await self._join_pool()
             self._backoff.reset()
-            await self._situation.until(lambda: not self._situation.facts.joined)
-            await trio.sleep(self._backoff.next())
+            await self._situation.until(lambda: self._unsaid or not self._situation.facts.joined)
+            if not self._situation.facts.joined:
+                await trio.sleep(self._backoff.next())
 
     async def _join_pool(self) -> None:
-        hello = Hello(
-            wire_versions=(WIRE_VERSION,),
-            software=self._software,
-            role="node",
-            name=self._config.name,
-            token=self._join.token,
-            addresses=self._transport.addresses,
-        )
         while True:
             wait: float | None = None
+            self._unsaid = False
+            hello = Hello(
+                wire_versions=(WIRE_VERSION,),
+                software=self._software,
+                role="node",
+                name=self._config.name,
+                token=self._join.token,
+                addresses=self._addresses(),
+            )
             try:
                 welcome = await request(self._transport, self._join.coordinator, "hello", hello, Welcome)
                 self._welcomed(welcome)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from echo2.p2p.broadcast import Broadcaster
+from echo2.p2p.channel import hold_against
 from echo2.p2p.errors import ConfigurationError, ProtocolError
 
 from .commands import MemoryCommands
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from echo2.p2p.identity import Identity
     from echo2.p2p.join import JoinString
+    from echo2.p2p.nat import NatNode
     from echo2.p2p.store import SnapshotStore
     from echo2.p2p.transport import Transport
     from echo2.p2p.transport_view import TransportView
@@ -66,6 +68,7 @@ class NodeService:
         commands: Commands | None = None,
         show: Show | None = None,
         network: Callable[[], TransportView] | None = None,
+        nat: NatNode | None = None,
         software: str = "echo2",
     ) -> None:
         self._config = config
@@ -76,6 +79,7 @@ class NodeService:
         self._commands = commands or MemoryCommands()
         self._show = show
         self._network = network
+        self._nat = nat
         self.situation = situation = Situation(clock, spool.counts())
         self._broadcaster = Broadcaster(transport, store, join.peer, clock=clock, complain=self._complain)
         self._member = Member(
@@ -86,6 +90,7 @@ class NodeService:
             join=join,
             software=software,
             rng=rng,
+            addresses=self._addresses,
         )
         self._worker = Worker(
             situation,
@@ -129,6 +134,7 @@ class NodeService:
                     self._delivery.submit,
                     self._delivery.collect,
                     self._keep_status,
+                    self._find_out_whether_reachable,
                 ):
                     nursery.start_soon(service)
                 self.situation.happened(Started())
@@ -174,6 +180,24 @@ class NodeService:
         self._commands.write("run")  # done: the next start is not a finish
         log.info("finished; %d rollouts spooled for the next start", situation.counts.spooled)
 
+    # who can dial us
+
+    def _addresses(self) -> tuple[str, ...]:
+        """What to announce: those that the coordinator has dialled; on a network without NAT all."""
+        return self._transport.addresses if self._nat is None else self._nat.addresses
+
+    async def _find_out_whether_reachable(self) -> None:
+        nat, situation = self._nat, self.situation
+        if nat is None:
+            return
+        await situation.joined()  # only admitted peers are dialled back
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(nat.run, self._member.announce)
+            while True:
+                await situation.until(lambda: not situation.facts.joined)
+                await situation.joined()
+                nat.check_soon()  # a coordinator that was started anew has yet to find us
+
     # status
 
     @property
@@ -215,8 +239,9 @@ class NodeService:
             relayed_bytes=sum(peer.sent_bytes for peer in traffic),
             protocol_errors=situation.protocol_errors,
             engine_restarts=int(getattr(self._engine, "restarts", 0)),
-            addresses=self._transport.addresses,
+            addresses=self._addresses(),
             network=None if self._network is None else self._network(),
+            nat=None if self._nat is None else self._nat.view(),
         )
 
     async def _keep_status(self) -> None:
@@ -232,6 +257,7 @@ class NodeService:
     def _complain(self, peer: str, error: ProtocolError) -> None:
         self.situation.protocol_errors += 1
         log.warning("%s broke the protocol: %s", peer, error)
+        hold_against(self._transport, peer, error)
 
 
 def _first(group: BaseExceptionGroup[ConfigurationError]) -> ConfigurationError:

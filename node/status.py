@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from echo2.p2p.nat_view import NatView
 from echo2.p2p.transport_view import TransportView
 
 from .lifecycle import State
@@ -62,8 +64,11 @@ class NodeStatus(BaseModel):
     protocol_errors: int
     engine_restarts: int
     addresses: tuple[str, ...]
+    """Announced to others: at these the coordinator could dial us."""
     network: TransportView | None = None
     """Rates, connections, whom it cannot reach and why; None where the network is simulated."""
+    nat: NatView | None = None
+    """Whether others can dial this node and why not, its place at the relay, what came of hole punching."""
 
 
 def installing(progress: FetchProgress | None) -> str:
@@ -124,10 +129,31 @@ def table(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("spooled", value("spooled")),
         ("receipts", ", ".join(f"{count} {state}" for state, count in sorted(receipts.items())) or "-"),
         ("relayed", f"{int(status.get('relayed_bytes') or 0) / 1e6:.1f} MB"),
+        *_nat(status.get("nat") or {}),
         *_network(status.get("network") or {}),
         ("last error", value("last_error")),
     ]
     return [(name, text) for name, text in rows if text != "-"]
+
+
+_MOVED = (("sent_bytes", "sent"), ("received_bytes", "received"))
+
+
+def _nat(nat: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows about being dialled by others."""
+    found = nat.get("reachability") or {}
+    rows = []
+    if found.get("reachable"):
+        rows.append(("reachable", f"yes, at {', '.join(found.get('proved') or ())}"))
+    elif found:
+        can = "not known yet" if found.get("reachable") is None else "no: it works, but passes no snapshots on"
+        rows.append(("reachable", f"{can} ({found.get('reason')})"))
+    for place in nat.get("places") or ():
+        rows.append(("relay", f"a place at {place.get('relay')}" if place.get("held") else str(place.get("reason"))))
+    for one in nat.get("hole_punching") or ():
+        result = str(one.get("result")).replace("_", " ")
+        rows.append(("hole punching", f"{one.get('peer')}: {result}, {one.get('tries')} tries: {one.get('reason')}"))
+    return rows
 
 
 def _network(network: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -141,6 +167,10 @@ def _network(network: Mapping[str, Any]) -> list[tuple[str, str]]:
         if cap
     ]
     rows = [("line", ", ".join(caps) or "-")]
+    connections = Counter(str(each.get("via")) for each in network.get("connections") or ())
+    if connections:
+        moved = (f"{float(network.get(key) or 0) / 1e6:.1f} MB {word}" for key, word in _MOVED)
+        rows.append(("connections", ", ".join((*(f"{n} {via}" for via, n in sorted(connections.items())), *moved))))
     for each in network.get("unreachable") or ():
         rows.append(("cannot reach", f"{each.get('peer')}: {each.get('tried')}"))
     for each in network.get("bans") or ():

@@ -145,6 +145,12 @@ Complaint = Callable[[str, ProtocolError], None]
 """Told of each peer that broke the protocol, for counting."""
 
 
+def hold_against(transport: Transport, peer: str, error: ProtocolError) -> None:
+    """Have the transport count a breach. Not a cut stream: a peer that is killed five times must not be banned."""
+    if not isinstance(error, Truncated):
+        transport.offence(peer, f"{type(error).__name__}: {error}")
+
+
 def answering(kind: type[Q], answer: Answer[Q], complain: Complaint, *, wait_seconds: float = 0.0) -> StreamHandler:
     """A stream handler that reads one `kind`, calls `answer` and sends what it returns, or a Refusal.
 

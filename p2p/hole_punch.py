@@ -26,8 +26,8 @@ import os
 import socket
 from collections import deque
 from contextlib import suppress
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import astuple
+from typing import TYPE_CHECKING
 
 import trio
 from multiaddr import Multiaddr
@@ -36,6 +36,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from .errors import ProtocolError, Truncated, UnexpectedMessage, Unreachable
 from .libp2p_tcp import parse_address
 from .messages import PeerAddress
+from .nat_view import PunchOutcome
 from .relay_wire import PUNCH_PROTOCOL, HolePunch, PunchType, encode, read_message
 
 if TYPE_CHECKING:
@@ -84,23 +85,6 @@ _HOME_NETWORKS = tuple(
     )
 )
 """Addresses that mean another machine in every home."""
-
-Result = Literal["direct", "failed", "not_tried"]
-
-
-@dataclass(frozen=True, slots=True)
-class PunchOutcome:
-    """What came of hole punching with one peer."""
-
-    peer: str
-    result: Result
-    tries: int
-    reason: str
-    """Why there is no direct connection, or how there came to be one."""
-    ours: tuple[str, ...] = ()
-    """Addresses at which we asked to be dialled."""
-    theirs: tuple[str, ...] = ()
-    """Addresses that we dialled."""
 
 
 class HolePuncher:

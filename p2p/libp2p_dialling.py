@@ -69,7 +69,7 @@ class Dialling:
                 return self._pool.best(peer.peer, traffic) or await self._dial(peer, traffic, seconds_max)
         except Unreachable:
             other = self._pool.best(peer.peer, None)
-            if other is None:
+            if other is None or (traffic == "bulk" and other.via == "relay"):  # a relay pays for what it carries
                 raise
             return other
         finally:

@@ -47,11 +47,12 @@ class Pool:
             del self.by_peer[connection.peer]
 
     def best(self, peer: str, traffic: Traffic | None) -> Yamux | None:
-        """The most direct and newest one for `traffic` (None: for any)."""
+        """The most direct and newest one for `traffic` (None: for any). Bulk goes through no relay."""
         fit = [
             one
             for one in self.by_peer.get(peer, ())
             if one.usable and (traffic is None or (one.traffic == "bulk") == (traffic == "bulk"))
+            if traffic != "bulk" or one.via != "relay"
         ]
         return max(reversed(fit), key=lambda one: _WORST_FIRST.index(one.via), default=None)
 

@@ -63,6 +63,11 @@ class YamuxStream:
         """Authenticated peer id of the other end."""
         return self._connection.peer
 
+    @property
+    def connection(self) -> Yamux:
+        """The connection it runs on."""
+        return self._connection
+
     async def send_all(self, data: bytes) -> None:
         """Returns when the writer has taken everything. Cancelled in between, an unknown part was sent: reset then."""
         await trio.lowlevel.checkpoint()

@@ -29,7 +29,7 @@ from .guards import Admission, Buffers, TransportLimits
 from .libp2p_dialling import Dialling, DialStrategy
 from .libp2p_negotiate import BadLine, answer, ask_for, protocol_id, reason_of
 from .libp2p_pool import Pool
-from .libp2p_tcp import BufferedTcp, OverStream, listen, listening_addresses, parse_address
+from .libp2p_tcp import BufferedTcp, HostPort, OverStream, listen, listening_addresses, parse_address
 from .libp2p_upgrade import HANDSHAKE_SECONDS, Upgrader
 from .libp2p_yamux import Yamux
 from .line import LOOK_SECONDS
@@ -187,9 +187,9 @@ class Libp2pTransport:
             connection = self._pool.best(peer.peer, traffic)
             fresh = connection is None
             if connection is None:
-                connection = await self._connect(peer, traffic)
+                connection = await self.connect(peer, traffic)
             try:
-                return await self._open_on(connection, protocol)
+                return await self.open_on(connection, protocol)
             except Unreachable:
                 # A connection from before the peer's crash looks alive until it is used: then dial anew, once.
                 if fresh or connection.usable:
@@ -266,7 +266,8 @@ class Libp2pTransport:
 
     # Going out.
 
-    async def _connect(self, peer: PeerAddress, traffic: Traffic = "control") -> Yamux:
+    async def connect(self, peer: PeerAddress, traffic: Traffic = "control") -> Yamux:
+        """A connection for `traffic`, made anew unless another task has just made one. Raises Unreachable."""
         if peer.peer == self._peer_id:
             raise Unreachable(f"{peer.peer} is this process itself")
         return await self._dialling.connect(peer, traffic, seconds_max=DIAL_SECONDS)
@@ -275,7 +276,22 @@ class Libp2pTransport:
         stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)
         return await self.upgrade_outbound(stream, peer, traffic=traffic)
 
-    # Connections over any bytes: for `_dial`, for relays, for hole punching.
+    def connections(self, peer: str) -> tuple[Yamux, ...]:
+        """Those with `peer`, oldest first."""
+        return tuple(self._connections.get(peer, ()))
+
+    async def prove(self, peer: str, remote: HostPort) -> None:
+        """Dial `remote` anew and see that `peer` is there; then let go. Raises Unreachable or OSError."""
+        socket = self._socket(await trio.open_tcp_stream(*remote))
+        try:
+            await self._upgrader.prove(socket, peer)
+        except Exception as error:
+            raise Unreachable(f"{remote.host} port {remote.port} did not prove to be {peer}") from error
+        finally:
+            with trio.CancelScope(shield=True):
+                await socket.abort()
+
+    # Connections over any bytes: for dialling, for relays, for hole punching.
 
     async def upgrade_outbound(
         self,
@@ -343,7 +359,7 @@ class Libp2pTransport:
             buffers=self._buffers,
             upload=None if socket.inside else self._upload,
         )
-        connection.via = via
+        connection.via, connection.remote = via, socket.get_remote_address()
         socket.weight = lambda: connection.receiving_weight
         self._memory.reached(connection.peer)
         self._pool.add(connection)
@@ -418,7 +434,8 @@ class Libp2pTransport:
 
     # Streams.
 
-    async def _open_on(self, connection: Yamux, protocol: ProtocolName) -> YamuxStream:
+    async def open_on(self, connection: Yamux, protocol: ProtocolName) -> YamuxStream:
+        """A new stream on this very connection. Raises Unreachable."""
         wanted = protocol_id(protocol)
         heard = connection.heard_bytes
         stream = connection.open_stream()

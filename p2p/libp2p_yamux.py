@@ -119,7 +119,7 @@ class Yamux:
     """All streams of one connection. `run` serves it until it ends; `closed` tells why, once it has.
 
     Set by its owner: `via`, how it came about; `traffic`, what it is for, None while that is not known; `keep`, not to
-    be closed when idle. `fault` is what the peer broke, if that was the end.
+    be closed when idle; `remote`, where its other end is seen. `fault` is what the peer broke, if that was the end.
     """
 
     def __init__(
@@ -142,6 +142,7 @@ class Yamux:
         self.via: Via = "direct"
         self.traffic: Traffic | None = None
         self.keep = False
+        self.remote: tuple[str, int] | None = None
         self.fault: str | None = None
         self.round_trip_seconds = 0.0
         self.heard_bytes = 0
@@ -187,6 +188,10 @@ class Yamux:
     def usable(self) -> bool:
         """Whether a new stream may be opened."""
         return self.closed is None and not self.going_away and not self._finishing
+
+    async def wait_closed(self) -> None:
+        """Return when the connection has ended and its socket is released."""
+        await self._ended.wait()
 
     @property
     def receiving_weight(self) -> float:

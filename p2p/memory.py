@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -136,6 +136,8 @@ class MemoryTransport:
         self._nursery = nursery
         self._serving: dict[trio.CancelScope, None] = {}
         self._handlers: dict[str, StreamHandler] = {}
+        self.offences: Counter[str] = Counter()
+        """By peer. Nobody is refused for them: a simulation must show what a misbehaving peer does."""
         self._ends: dict[MemoryStream, None] = {}  # in order, unlike a set: a run must repeat itself
         self._left = False
         self._uplink_free_at = -math.inf
@@ -189,6 +191,11 @@ class MemoryTransport:
         self._network.disconnect(self._peer_id, peer)
         for end in self.ends_with(peer):
             end.break_off("the connection was closed")
+
+    def offence(self, peer: str, reason: str) -> None:
+        """Count it."""
+        log.debug("%s: an offence of %s: %s", self._peer_id, peer, reason)
+        self.offences[peer] += 1
 
     # Called by the network and by the streams.
 

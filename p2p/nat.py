@@ -7,15 +7,17 @@ others can meet it and hole punching can make their connection direct.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from .hole_punch import HolePuncher, PunchOutcome
-from .reachability import DialBack, Reachability, ReachabilityView
+from .channel import hold_against
+from .hole_punch import HolePuncher
+from .nat_view import NatView
+from .reachability import DialBack, Reachability
 from .relay import Bounds, Relay, RelayView
-from .relay_client import PlaceView, RelayClient, relayed_address
+from .relay_client import RelayClient, relayed_address
 from .relay_host import Libp2pHost
 
 if TYPE_CHECKING:
@@ -23,15 +25,6 @@ if TYPE_CHECKING:
 
     from .libp2p_transport import Libp2pTransport
     from .messages import PeerAddress
-
-
-@dataclass(frozen=True, slots=True)
-class NatView:
-    """A node's status: can it be dialled, where is it met otherwise, and what came of hole punching with whom."""
-
-    reachability: ReachabilityView
-    places: tuple[PlaceView, ...]
-    hole_punching: tuple[PunchOutcome, ...]
 
 
 class NatNode:
@@ -70,6 +63,10 @@ class NatNode:
         """For status."""
         return NatView(self._reachability.view(), self._client.view(), self._puncher.view())
 
+    def check_soon(self) -> None:
+        """After every new welcome: this coordinator may never have dialled us."""
+        self._reachability.check_soon()
+
     async def run(self, changed: Callable[[], None]) -> None:
         """Check for ever, and have a place at the relay while nobody can dial us. `changed`: announce anew."""
         keeping = trio.CancelScope()
@@ -103,13 +100,15 @@ class NatCoordinator:
         admitted: Callable[[str], bool],
         clock: Callable[[], float],
         wall: Callable[[], float],
+        found: Callable[[str], None] = lambda _peer: None,
         bounds: Bounds | None = None,
     ) -> None:
+        """`found` is told of each peer of which other addresses are proved than before."""
         host = Libp2pHost(transport)
         self._relay = Relay(host, may_use=admitted, clock=clock, wall=wall, bounds=bounds)
-        self._dial_back = DialBack(host, may_ask=admitted, clock=clock)
+        self._dial_back = DialBack(host, may_ask=admitted, clock=clock, found=found)
         self._relay.serve()
-        self._dial_back.serve(lambda peer, error: transport.offence(peer, str(error)))
+        self._dial_back.serve(partial(hold_against, transport))
 
     def proved(self, peer: str, claimed: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the addresses that `peer` claims at which it was found: all that others may be told."""

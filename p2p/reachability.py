@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import trio
@@ -27,6 +27,7 @@ from .errors import ProtocolError, Refused, SchemaViolation, Unreachable
 from .hole_punch import dial_from, share_port
 from .libp2p_tcp import HostPort, parse_address
 from .messages import KIB, Address, Message
+from .nat_view import ReachabilityView
 from .relay_client import is_relayed
 
 if TYPE_CHECKING:
@@ -92,12 +93,20 @@ def direct_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 class DialBack:
-    """The coordinator's side: dials back whoever asks, and remembers what it found."""
+    """The coordinator's side: dials back whoever asks, remembers what it found, and tells `found` of news."""
 
-    def __init__(self, host: Host, *, may_ask: Callable[[str], bool], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        may_ask: Callable[[str], bool],
+        clock: Callable[[], float],
+        found: Callable[[str], None] = lambda _peer: None,
+    ) -> None:
         self._host = host
         self._may_ask = may_ask
         self._clock = clock
+        self._found_news = found
         self._asked: dict[str, deque[float]] = {}
         self._proved: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._proving = trio.CapacityLimiter(PROVING_MAX)
@@ -134,10 +143,11 @@ class DialBack:
             if await self._found(peer, HostPort(seen.host, port)):
                 found.append(port)
         if request.ports:
-            self._proved[peer] = (
-                self._clock(),
-                tuple(multiaddr_of(HostPort(seen.host, port)) for port in found),
-            )
+            before = self.proved(peer)
+            addresses = tuple(multiaddr_of(HostPort(seen.host, port)) for port in found)
+            self._proved[peer] = (self._clock(), addresses)
+            if addresses != before:
+                self._found_news(peer)
         return DialBackReply(observed=multiaddr_of(seen), ports=tuple(found))
 
     async def _found(self, peer: str, where: HostPort) -> bool:
@@ -161,21 +171,6 @@ class DialBack:
         asked.append(now)
 
 
-@dataclass(frozen=True, slots=True)
-class ReachabilityView:
-    """For status. `reachable` is None until the coordinator could be asked."""
-
-    reachable: bool | None = None
-    observed: str | None = None
-    """Where the coordinator sees us."""
-    mapped: str | None = None
-    """Where it sees our listening port; None when the port could not be dialled from."""
-    proved: tuple[str, ...] = ()
-    unproved: tuple[str, ...] = ()
-    """Addresses that we were told to announce, or listen on, and do not announce."""
-    reason: str = "not asked yet"
-
-
 class Reachability:
     """The node's side. `wanted` are the addresses it would announce: those of its settings, or where it listens."""
 
@@ -184,6 +179,7 @@ class Reachability:
         self._coordinator = coordinator
         self._wanted = direct_addresses(wanted)
         self._mapping: tuple[Link, str] | None = None
+        self._soon = trio.Event()
         self._view = ReachabilityView(unproved=self._wanted)
 
     def view(self) -> ReachabilityView:
@@ -206,6 +202,10 @@ class Reachability:
             guesses += [multiaddr_of(HostPort(seen, port)) for port in self._listening_ports()]
         return tuple(dict.fromkeys(guesses))
 
+    def check_soon(self) -> None:
+        """The coordinator may have forgotten us, or we may be elsewhere: do not wait for the next check's time."""
+        self._soon.set()
+
     async def keep_checking(self, checked: Callable[[], None], changed: Callable[[], None]) -> None:
         """Check now and again for ever. `checked` after each answer, `changed` when the proved addresses are others."""
         while True:
@@ -215,12 +215,17 @@ class Reachability:
             except (Unreachable, ProtocolError, Refused) as error:
                 # What was proved stays announced: it is the coordinator that is gone, not our address.
                 self._view = replace(self._view, reason=str(error))
-                await trio.sleep(RETRY_SECONDS)
+                await self._pause(RETRY_SECONDS)
                 continue
             checked()
             if self.addresses != before:
                 changed()
-            await trio.sleep(CHECK_SECONDS)
+            await self._pause(CHECK_SECONDS)
+
+    async def _pause(self, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await self._soon.wait()
+        self._soon = trio.Event()
 
     async def check(self) -> ReachabilityView:
         """Ask once. Raises Unreachable, Refused or ProtocolError."""

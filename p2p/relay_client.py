@@ -7,7 +7,6 @@ What the relay carries is secured once more end to end, so a relay can cut a con
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
@@ -15,12 +14,12 @@ import trio
 from .errors import ProtocolError, Unreachable
 from .libp2p_tcp import parse_address
 from .messages import PeerAddress
+from .nat_view import PlaceView
 from .relay_wire import (
     HOP_PROTOCOL,
     STOP_PROTOCOL,
     HopMessage,
     HopType,
-    Limit,
     Reservation,
     Status,
     StopMessage,
@@ -75,16 +74,6 @@ def relay_of(address: str) -> PeerAddress:
         raise ValueError(f"{address!r} is not an address through a relay")
     parse_address(direct)
     return PeerAddress(peer=peer, addresses=(direct,))
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceView:
-    """One relay of ours, for status: whether we have a place there, and if not why."""
-
-    relay: str
-    held: bool
-    reason: str
-    limit: Limit | None = None
 
 
 class RelayClient:

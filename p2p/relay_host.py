@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import trio
 
 from .errors import Unreachable
-from .libp2p_tcp import BufferedTcp, HostPort
+from .libp2p_tcp import HostPort
 from .libp2p_transport import DialStrategy
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Libp2pHost:
 
     async def connect(self, peer: PeerAddress) -> Link:
         """See `Host`."""
-        link = self._link(peer.peer, relayed=False) or await self._transport._connect(peer, "control")
+        link = self._link(peer.peer, relayed=False) or await self._transport.connect(peer)
         if link.via == "relay":
             raise Unreachable(f"{peer.peer} can only be reached through a relay")
         return link
@@ -149,7 +149,7 @@ class Libp2pHost:
 
     def link_of(self, stream: Stream) -> Link:
         """See `Host`."""
-        return cast("YamuxStream", stream)._connection
+        return cast("YamuxStream", stream).connection
 
     def offence(self, peer: str, reason: str) -> None:
         """See `Host`."""
@@ -157,36 +157,28 @@ class Libp2pHost:
 
     async def wait_closed(self, link: Link) -> None:
         """See `Host`."""
-        await cast("Yamux", link)._ended.wait()
+        await cast("Yamux", link).wait_closed()
 
     def direct_link(self, peer: str) -> Link | None:
         """See `Host`."""
         return self._link(peer, relayed=False)
 
     def _link(self, peer: str, *, relayed: bool) -> Yamux | None:
-        known = self._transport._connections.get(peer, [])
+        known = self._transport.connections(peer)
         return next((one for one in reversed(known) if one.usable and (one.via == "relay") == relayed), None)
 
     async def open_on(self, link: Link, protocol: str) -> Stream:
         """See `Host`."""
-        return await self._transport._open_on(cast("Yamux", link), cast("ProtocolName", protocol))
+        return await self._transport.open_on(cast("Yamux", link), cast("ProtocolName", protocol))
 
     def remote_of(self, link: Link) -> HostPort | None:
         """See `Host`."""
-        tcp = cast("BufferedTcp", cast("Yamux", link)._socket)
-        remote = None if link.via == "relay" else tcp.get_remote_address()
+        remote = None if link.via == "relay" else cast("Yamux", link).remote
         return HostPort(*remote) if remote else None
 
     async def proves(self, peer: str, remote: HostPort) -> None:
         """See `Host`."""
-        tcp = BufferedTcp(await trio.open_tcp_stream(*remote))
-        try:
-            await self._transport._upgrader.prove(tcp, peer)
-        except Exception as error:
-            raise Unreachable(f"{remote.host} port {remote.port} did not prove to be {peer}") from error
-        finally:
-            with trio.CancelScope(shield=True):
-                await tcp.abort()
+        await self._transport.prove(peer, remote)
 
     async def upgrade_outbound(
         self, stream: trio.abc.HalfCloseableStream | Stream, peer: str, *, via: Via = "direct"

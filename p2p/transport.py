@@ -73,3 +73,6 @@ class Transport(Protocol):
 
     async def disconnect(self, peer: str) -> None:
         """Close every connection to `peer`. Never raises."""
+
+    def offence(self, peer: str, reason: str) -> None:
+        """`peer` broke a protocol. The transport may refuse one that does so again and again. Never raises."""

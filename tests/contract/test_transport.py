@@ -422,3 +422,15 @@ async def test_error_in_the_body_comes_out_as_it_is(world):
     with pytest.raises(ConfigurationError, match="as it is"):
         async with world.transport(ALICE):
             raise ConfigurationError("as it is")
+
+
+async def test_an_offence_costs_no_stream(pair):
+    """One breach held against a peer, known or not, raises nothing and leaves its streams as they are."""
+    alice, bob = pair
+    stream = await alice.open(address_of(bob), "hello")
+    alice.offence(bob.peer_id, "said something odd")
+    alice.offence(CAROL.peer_id, "was never here")
+    await stream.send_all(b"a")
+    assert await stream.receive_some(1) == b"a"
+    again = await alice.open(address_of(bob), "hello")
+    await again.reset()

@@ -158,7 +158,7 @@ async def blocked_write(address, peer):
 
 
 async def patient_write(address, peer):
-    """Fault 6: write 4 MiB to a reader that stalls."""
+    """Fault 6: write 64 MiB to a reader that stalls."""
 
     async def action(host):
         them = ID.from_base58(peer)
@@ -166,7 +166,7 @@ async def patient_write(address, peer):
         stream = await host.new_stream(them, ["/echo2/leases/1"])
         say("writing")
         try:
-            await stream.write(bytes(4 * MIB))
+            await stream.write(bytes(64 * MIB))
             say("written")
         except Exception as error:  # noqa: BLE001
             say("failed", type(error).__name__)
@@ -280,7 +280,8 @@ async def both_ways(address, peer, seconds):
             async with trio.open_nursery() as both:
                 both.start_soon(pour_into, stream)
                 while True:
-                    moved[0] += len(await stream.read(MIB))
+                    data = await stream.read(MIB)  # awaited first, lest counts of other tasks are lost
+                    moved[0] += len(data)
 
         async def open_streams():
             while True:
@@ -316,7 +317,8 @@ async def behind_bulk(address, peer):
         async def bulk():
             stream = await host.new_stream(them, ["/echo2/admitted/1"])
             while True:
-                moved[0] += len(await stream.read(MIB))
+                data = await stream.read(MIB)  # awaited first, lest counts of other tasks are lost
+                moved[0] += len(data)
                 if moved[0] >= MIB:
                     enough.set()
 

@@ -58,6 +58,10 @@ def test_a_killed_node_costs_nothing(tmp_path):
     numbers = json.loads(stdout.splitlines()[-1])
     assert list(numbers) == KEYS
     assert "node-1 was killed by SIGKILL; restart 1 of 3" in stderr
+    for number in (1, 2):
+        status = json.loads((out / "work" / f"node-{number}" / "status.json").read_text())
+        assert status["nat"]["reachability"]["reachable"], status["nat"]
+        assert status["addresses"] == status["nat"]["reachability"]["proved"]
     assert numbers["steps"] == 6
     assert numbers["snapshots_published"] == 4
     assert numbers["staleness_max"] <= 3

@@ -81,12 +81,22 @@ async def test_canary_3_stock_host_goes_deaf():
         assert 240 <= visits <= 251
 
 
+ATTEMPTS_MAX = 12
+"""An attempt deadlocked 6 times in 20 (8 and 32 streams, stopped and not): all of these may pass once in seventy."""
+
+
 @pytest.mark.slow
 async def test_canary_4_stock_deadlocks_under_bulk_both_ways():
-    """With 8 streams pouring each way and new ones opening, nothing moves any more; our muxer is still needed."""
-    async with served_by_stock() as (_, there), stock("both_ways", *there.addresses, there.peer, "10") as process:
-        moved = [int((await line_of(process, "moved")).split()[1]) for _ in range(10)]
-    assert moved[-3:] == [0, 0, 0]
+    """With 8 streams pouring each way and new ones opening, sooner or later nothing moves; our muxer is needed."""
+    for _ in range(ATTEMPTS_MAX):
+        async with (
+            served_by_stock() as (_, there),
+            stock("both_ways", *there.addresses, there.peer, "6") as process,
+        ):
+            moved = [int((await line_of(process, "moved")).split()[1]) for _ in range(6)]
+        if moved[-3:] == [0, 0, 0]:
+            return
+    pytest.fail("stock did not deadlock in any attempt")
 
 
 async def test_canary_5_stock_loses_the_connection_with_a_cancelled_write():

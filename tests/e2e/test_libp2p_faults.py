@@ -280,7 +280,8 @@ async def test_fault_4_bulk_both_ways_and_new_streams_never_stop(here):
         async with trio.open_nursery() as both:
             both.start_soon(pour_into, stream)
             while True:
-                moved += len(await stream.receive_some(MIB))
+                data = await stream.receive_some(MIB)  # awaited first: `moved += await` would lose others' counts
+                moved += len(data)
 
     async def ask_on_and_on(there):
         nonlocal requests
@@ -359,7 +360,8 @@ async def test_fault_15_request_is_not_held_up_behind_bulk(here):
         nonlocal moved
         stream = await here.open(there, "chunks")
         while True:
-            moved += len(await stream.receive_some(MIB))
+            data = await stream.receive_some(MIB)
+            moved += len(data)
 
     async with served_by_ours() as (_, there), other(LINE, str(port_of(there)), "250000") as line_process:
         slow = PeerAddress(peer=there.peer, addresses=(f"/ip4/127.0.0.1/tcp/{await line_of(line_process)}",))

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent
 SETTLE_SECONDS = 60.0
 """Far above the two seconds after which a silent peer is given up; a leak is there for ever."""
 
-REMEMBERED = ("backoff", "bans", "token", "bucket", "rate", "history", "tried", "since")
+REMEMBERED = ("backoff", "bans", "token", "bucket", "rate", "history", "tried", "since", "passed_bytes")
 """Names of what is meant to outlast a peer, or moves by itself."""
 
 

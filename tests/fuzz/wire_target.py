@@ -10,12 +10,16 @@ import trio
 
 from echo2.p2p.channel import answering
 from echo2.p2p.errors import ProtocolError
+from echo2.p2p.guards import TransportLimits
 from echo2.p2p.identity import Identity
 from echo2.p2p.libp2p_transport import open_libp2p_transport
 from echo2.p2p.messages import Ack
 from echo2.p2p.transport import Stream
 
 TARGET = Identity(b"\x7a" * 32)
+
+LIMITS = TransportLimits(offences_max=10**9)
+"""All cases come from one key: as usual, it would be refused after the first few."""
 
 
 async def main() -> None:
@@ -36,7 +40,7 @@ async def main() -> None:
     def complain(_peer: str, _error: ProtocolError) -> None:
         pass
 
-    async with open_libp2p_transport(TARGET, ["/ip4/127.0.0.1/tcp/0"]) as transport:
+    async with open_libp2p_transport(TARGET, ["/ip4/127.0.0.1/tcp/0"], limits=LIMITS) as transport:
         transport.set_handler("hello", answering(Ack, count_up, complain))
         transport.set_handler("report", answering(Ack, tasks, complain))
         transport.set_handler("leases", echo)

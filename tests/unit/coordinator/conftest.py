@@ -107,6 +107,7 @@ class World:
     wall_offset: float = WALL
     scorer: object = None
     run_settings: dict = field(default_factory=dict)
+    proved: object = None
     service: CoordinatorService = None
     coordinator = identity(1)
     learner_identity = identity(2)
@@ -158,6 +159,7 @@ class World:
             entropy=self.rng.randbytes,
             task=self.task,
             text=DigitText(),
+            proved=self.proved,
         )
 
     def token(self, uses=100, expires_seconds=None):

@@ -7,6 +7,7 @@ import trio
 
 from echo2.coordinator.ledger import open_ledger
 from echo2.p2p.errors import ConfigurationError, Refused, Unreachable
+from echo2.p2p.messages import Ack
 
 
 async def baseline(world, learner, node):
@@ -343,6 +344,50 @@ async def test_publish_is_ordered_and_can_be_repeated(autojump_clock, world):
         assert (world.run.epoch, world.run.version) == (1, 1)
         with pytest.raises(Refused, match="the run ends with version 4"):
             await learner.publish(epoch=1, version=5)
+
+
+async def test_an_address_that_is_only_claimed_makes_nobody_a_source(autojump_clock, world):
+    """The plan and the views have proved addresses alone; new proofs make a new plan."""
+    found = {}
+    world.proved = lambda peer, claimed: tuple(one for one in claimed if one in found.get(peer, ()))
+    world.run_settings = {"broadcast": "chain"}
+    async with world.serving(), world.learner() as learner, world.node(10) as node, world.node(11) as other:
+        await learner.hello()
+        manifest_hash, _ = await learner.publish()
+        for one in (node, other):
+            await one.hello(world.token())
+        plan, _ = await other.manifest(manifest_hash)
+        assert {edge.source for entry in plan.entries for edge in entry.edges} == {learner.peer_id}
+        assert [view.reachable for view in world.service.nodes_view()] == [False, False]
+        found[node.peer_id] = node.transport.addresses
+        world.service.forget_plan()
+        plan, _ = await other.manifest(manifest_hash)
+        sources = {entry.node.peer: {edge.source for edge in entry.edges} for entry in plan.entries}
+        assert sources == {node.peer_id: {learner.peer_id}, other.peer_id: {node.peer_id}}
+        assert [(view.reachable, view.addresses) for view in world.service.nodes_view()] == [
+            (True, node.transport.addresses),
+            (False, ()),
+        ]
+
+
+async def test_the_relay_and_the_dial_back_are_for_admitted_peers(autojump_clock, world):
+    """The learner and active nodes; not strangers, not the suspended."""
+    async with world.serving(), world.node(10) as node, world.learner() as learner:
+        assert world.service.admitted(learner.peer_id)
+        assert not world.service.admitted(node.peer_id)
+        await node.hello(world.token())
+        assert world.service.admitted(node.peer_id)
+        world.service.suspend_node(node.peer_id, actor="test", reason="test")
+        assert not world.service.admitted(node.peer_id)
+
+
+async def test_a_breach_is_held_against_its_peer_at_the_transport(autojump_clock, world):
+    """So that a peer which goes on with it is refused, whatever key to the pool it has."""
+    async with world.serving(), world.node(10) as node:
+        with pytest.raises(Unreachable):
+            await node.ask("leases", Ack(), Ack)
+        coordinator = world.network.find(world.coordinator.peer_id)
+        assert coordinator.offences == {node.peer_id: 1}
 
 
 async def test_a_late_joiner_is_in_the_plan_it_is_sent(autojump_clock, world):

@@ -156,7 +156,7 @@ class Pool:
 
     # the node's side
 
-    def service(self, transport, **config) -> NodeService:
+    def service(self, transport, nat=None, **config) -> NodeService:
         return NodeService(
             config=NodeSettings(**({"name": "n1"} | config)),
             identity=NODE,
@@ -168,6 +168,7 @@ class Pool:
             clock=trio.current_time,
             rng=random.Random(7),
             commands=self.commands,
+            nat=nat,
         )
 
     @asynccontextmanager

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
+from echo2.node import main
 from echo2.node.config import NodeSettings
 from echo2.node.status import table
 from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.identity import Identity
+from echo2.p2p.join import JoinString
+from echo2.p2p.nat_view import NatView, PlaceView, PunchOutcome, ReachabilityView
 from echo2.p2p.settings import make_settings
 
 
@@ -35,3 +41,47 @@ def test_status_tells_of_the_line_and_of_whom_it_cannot_reach():
     assert ("cannot reach", "P: /ip4/192.0.2.1/tcp/1: refused") in rows
     assert ("refuses", "Q for 60 s: 5 protocol errors") in rows
     assert "line" not in dict(table({}))
+
+
+def nat_rows(view):
+    return [row for row in table({"nat": asdict(view)}) if row not in table({})]
+
+
+def test_status_tells_whether_others_can_dial_this_node():
+    """Yes and where; or no and why, the place at the relay, and what came of each hole punching."""
+    yes = NatView(ReachabilityView(reachable=True, proved=("/ip4/192.0.2.1/tcp/4001",), reason=""), (), ())
+    assert nat_rows(yes) == [("reachable", "yes, at /ip4/192.0.2.1/tcp/4001")]
+    no = NatView(
+        ReachabilityView(reachable=False, reason="this process listens on no port"),
+        (PlaceView("R", held=True, reason=""), PlaceView("S", held=False, reason="it is full")),
+        (PunchOutcome("P", "not_tried", 0, "no port to dial from"),),
+    )
+    assert nat_rows(no) == [
+        ("reachable", "no: it works, but passes no snapshots on (this process listens on no port)"),
+        ("relay", "a place at R"),
+        ("relay", "it is full"),
+        ("hole punching", "P: not tried, 0 tries: no port to dial from"),
+    ]
+    unknown = NatView(ReachabilityView(), (), ())
+    assert nat_rows(unknown) == [("reachable", "not known yet (not asked yet)")]
+
+
+def test_status_tells_of_the_connections():
+    """How many of each kind, and what went over them."""
+    network = {"connections": [{"via": "direct"}, {"via": "relay"}, {"via": "direct"}], "sent_bytes": 2e6}
+    assert ("connections", "2 direct, 1 relay, 2.0 MB sent, 0.0 MB received") in table({"network": network})
+
+
+async def test_bans_outlive_a_restart(tmp_path, monkeypatch):
+    """The node keeps them in its home."""
+    asked = {}
+
+    def opened(*_arguments, **named):
+        asked.update(named)
+        raise ConfigurationError("far enough")
+
+    monkeypatch.setattr(main, "open_libp2p_transport", opened)
+    join = JoinString(Identity(b"\x01" * 32).peer_id, ("/ip4/127.0.0.1/tcp/1",), "t", "r")
+    with pytest.raises(ConfigurationError, match="far enough"):
+        await main._serve(NodeSettings(), join, tmp_path)
+    assert asked["state_dir"] == tmp_path

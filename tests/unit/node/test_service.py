@@ -8,10 +8,14 @@ import trio
 from echo2.node.fake_engine import FakeEngine
 from echo2.node.lifecycle import State
 from echo2.node.spool import SpoolFull
+from echo2.p2p.codec import END, encode_frame
 from echo2.p2p.errors import ConfigurationError, Refused
 from echo2.p2p.identity import Identity
+from echo2.p2p.messages import Ack, PeerAddress
+from echo2.p2p.nat_view import NatView, ReachabilityView
 
 MINUTES = 120.0
+STRANGER = Identity(b"\x09" * 32)
 
 
 async def until(holds, seconds=MINUTES):
@@ -37,6 +41,63 @@ async def test_from_hello_to_receipts(autojump_clock, pool):
     assert status.waiting_for == "paced: version 0 has its share"
     assert {piece.lease_id for piece in pool.received} == set(pool.leased)
     assert all(piece.manifest_hash == pool.published[2] for piece in pool.received)
+
+
+class FakeNat:
+    """Found to be reachable when the test says so."""
+
+    def __init__(self):
+        self.addresses = ()
+        self.changed = None
+        self.asked_again = 0
+
+    async def run(self, changed):
+        self.changed = changed
+        await trio.sleep_forever()
+
+    def check_soon(self):
+        self.asked_again += 1
+
+    def view(self):
+        return NatView(ReachabilityView(reachable=bool(self.addresses), proved=self.addresses), (), ())
+
+
+async def test_only_proved_addresses_are_announced_and_at_once(autojump_clock, pool):
+    """The first hello claims none; proof brings another hello, without a pause and without leaving the pool."""
+    nat = FakeNat()
+    async with pool.node(nat=nat) as node:
+        await until(lambda: nat.changed is not None)
+        assert [hello.addresses for hello in pool.hellos] == [()]
+        nat.addresses = ("/ip4/192.0.2.1/tcp/4001",)
+        proved_at = trio.current_time()
+        nat.changed()
+        await until(lambda: len(pool.hellos) == 2)
+        assert trio.current_time() - proved_at < 0.2
+        assert pool.hellos[1].addresses == node.status.addresses == nat.addresses
+        assert node.status.nat == nat.view()
+        await trio.sleep(60)
+        assert (len(pool.hellos), nat.asked_again) == (2, 0)
+
+
+async def test_a_coordinator_that_came_back_is_asked_again_whether_it_reaches_this_node(autojump_clock, pool):
+    """It may have forgotten what it found; until it has looked, nobody is told of this node's addresses."""
+    nat = FakeNat()
+    async with pool.node(nat=nat):
+        await until(lambda: nat.changed is not None)
+        await pool.kill_coordinator()
+        await trio.sleep(30)
+        await pool.start_coordinator()
+        await until(lambda: nat.asked_again == 1)
+
+
+async def test_a_peer_that_breaks_the_chunk_protocol_is_reported_to_the_transport(autojump_clock, pool):
+    """The transport refuses whoever does it again and again."""
+    async with pool.node(), pool.network.transport(STRANGER) as stranger:
+        await until(lambda: pool.hellos)
+        node = pool.network.find(pool.identity.peer_id)
+        stream = await stranger.open(PeerAddress(peer=node.peer_id, addresses=node.addresses), "chunks")
+        await stream.send_all(encode_frame(Ack()) + END)
+        await until(lambda: node.offences == {STRANGER.peer_id: 1})
 
 
 async def test_an_install_is_told_at_once_and_heartbeats_are_not_a_storm(autojump_clock, pool):

@@ -7,7 +7,7 @@ import random
 import pytest
 import trio
 
-from echo2.p2p.channel import REQUEST_SECONDS, Channel, answering, request
+from echo2.p2p.channel import REQUEST_SECONDS, Channel, answering, hold_against, request
 from echo2.p2p.codec import END, encode_frame
 from echo2.p2p.errors import (
     FrameTooLarge,
@@ -219,3 +219,11 @@ async def test_asker_who_says_nothing_is_let_go(autojump_clock, asker, answerer)
     with pytest.raises(Unreachable):
         await stream.receive_some(1)
     assert trio.current_time() - start == pytest.approx(2 * REQUEST_SECONDS, abs=1)
+
+
+async def test_a_breach_is_held_against_its_peer_and_a_cut_stream_is_not(asker):
+    """A process that is killed again and again breaks no protocol."""
+    hold_against(asker, PEER.peer, Truncated("cut"))
+    assert asker.offences == {}
+    hold_against(asker, PEER.peer, SchemaViolation("odd"))
+    assert asker.offences == {PEER.peer: 1}

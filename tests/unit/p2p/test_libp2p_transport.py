@@ -238,7 +238,7 @@ async def test_connection_inside_a_stream():
         outer = await alice.open(address_of(bob), "report")
         inner = await alice.upgrade_outbound(outer, bob.peer_id, via="relay")
         await carry.ready.wait()
-        stream = await alice._open_on(inner, "hello")
+        stream = await alice.open_on(inner, "hello")
         await stream.send_all(b"inside")
         assert await stream.receive_some(100) == b"inside"
         await inner.close()

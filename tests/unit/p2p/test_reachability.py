@@ -104,6 +104,24 @@ async def test_strangers_are_not_dialled_back_and_nobody_too_often():
         assert alice.reachability.addresses == alice.transport.addresses
 
 
+async def test_news_of_a_peer_is_told_once_and_a_coordinator_that_forgot_is_asked_again():
+    """`found` hears of other proofs than before; `check_soon` does not wait for the next check's time."""
+    async with dialled_back() as (coordinator, alice):
+        news, changes, checks = [], [], []
+        coordinator.dial_back = DialBack(
+            coordinator.host, may_ask=lambda peer: True, clock=trio.current_time, found=news.append
+        )
+        coordinator.dial_back.serve(lambda peer, error: None)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(alice.reachability.keep_checking, lambda: checks.append(1), lambda: changes.append(1))
+            for count in (1, 2):
+                while len(checks) < count:
+                    await trio.lowlevel.checkpoint()
+                assert (news, changes) == ([ALICE.peer_id], [1])
+                alice.reachability.check_soon()
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_node_that_cannot_be_dialled_announces_nothing_and_can_be_met_at_the_relay():
     """What the daemons run; once it can be dialled it announces, and gives its place up."""
     with trio.fail_after(BOUND_SECONDS):
@@ -162,6 +180,7 @@ def test_the_coordinator_plans_a_node_that_announces_nothing_as_a_leaf():
     office = SimpleNamespace(
         pool=SimpleNamespace(live=lambda now: nodes),
         clock=lambda: 0.0,
+        proved=lambda peer, claimed: claimed,
         config=SimpleNamespace(run=SimpleNamespace(broadcast="chain", learner=RELAY.peer_id)),
         run=SimpleNamespace(learner_addresses=direct),
         identity=coordinator,

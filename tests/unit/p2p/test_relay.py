@@ -6,7 +6,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.p2p.relay_places import ALICE, BOB, CAROL, PEERS, RELAY, exchanged, hop, relayed
+from unit.p2p.relay_places import ALICE, BOB, CAROL, PEERS, RELAY, echo, exchanged, hop, relayed
 
 from echo2.p2p.errors import Unreachable
 from echo2.p2p.messages import PeerAddress
@@ -253,3 +253,18 @@ async def test_a_place_is_kept_and_taken_again_after_the_connection_was_lost():
         stream = await alice.transport.open(bob.through, "hello")
         assert await exchanged(stream, b"there") == b"there"
         nursery.cancel_scope.cancel()
+
+
+async def test_bulk_does_not_fall_back_to_a_relayed_connection():
+    """With nothing but a relayed connection a request for chunks is Unreachable, and control goes on over it."""
+    async with relayed() as (relay, alice, bob):
+        await bob.client.reserve(relay.address)
+        bob.transport.set_handler("chunks", echo)
+        await exchanged(await alice.transport.open(bob.through, "hello"), b"met")
+        assert [one.via for one in alice.transport.connections(BOB.peer_id)] == ["relay"]
+        with pytest.raises(Unreachable, match="not sent through a relay"):
+            await alice.transport.open(bob.through, "chunks")
+        for link in alice.transport.connections(BOB.peer_id):
+            link.traffic = "bulk"  # as a peer that opens `chunks` on it makes it
+        with pytest.raises(Unreachable):
+            await alice.transport.open(PeerAddress(peer=BOB.peer_id), "chunks")

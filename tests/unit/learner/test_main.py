@@ -1,0 +1,28 @@
+"""What the learner's process hands to its transport."""
+
+from __future__ import annotations
+
+import pytest
+
+from echo2.learner import main
+from echo2.learner.config import LearnerConfig
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.identity import Identity
+from echo2.p2p.settings import make_settings
+
+
+async def test_bans_outlive_a_restart(tmp_path, monkeypatch):
+    """They are kept in the learner's home."""
+    asked = {}
+
+    def opened(*_arguments, **named):
+        asked.update(named)
+        raise ConfigurationError("far enough")
+
+    monkeypatch.setattr(main, "open_libp2p_transport", opened)
+    coordinator = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity(b'c' * 32).peer_id}"
+    values = {"home": "home", "coordinator": coordinator, "run": "r", "model_dir": "m"}
+    config = make_settings(values, LearnerConfig, source="l.toml", folder=tmp_path)
+    with pytest.raises(ConfigurationError, match="far enough"):
+        await main._serve(config, Identity(b"l" * 32), None)
+    assert asked["state_dir"] == tmp_path / "home"
