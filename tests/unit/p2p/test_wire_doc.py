@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
@@ -10,8 +11,12 @@ import pytest
 
 from echo2.p2p import errors, messages
 from echo2.p2p.codec import END, LENGTH, decode_frame
+from echo2.p2p.guards import TransportLimits
 from echo2.p2p.identity import Label
 from echo2.p2p.messages import Ack, ManifestRequest, Message, Record
+from echo2.p2p.reachability import REACHABILITY_PROTOCOL
+from echo2.p2p.relay import Bounds
+from echo2.p2p.relay_wire import HOP_PROTOCOL, PUNCH_PROTOCOL, STOP_PROTOCOL
 from echo2.p2p.transport import ProtocolName
 
 DOC = (Path(__file__).parents[3] / "packaging" / "docs" / "wire.md").read_text(encoding="utf-8")
@@ -76,6 +81,31 @@ def test_every_limit_is_listed_with_its_value():
     """The shared limits of `messages.py` are those of the page."""
     for name, value, _ in rows("Limits"):
         assert getattr(messages, name) == int(value)
+
+
+def test_every_limit_of_the_transport_is_listed_with_its_value():
+    """All that are counted are there; the owner's caps on the line are no limits of the wire."""
+    listed = {name: float(value) for name, value, _ in rows("Limits of the transport")}
+    assert listed == {
+        name: value
+        for name, value in asdict(TransportLimits()).items()
+        if value is not None and not isinstance(value, bool)
+    }
+
+
+def test_every_limit_of_the_relay_is_listed_with_its_value():
+    """Those of all circuits together, and those of one."""
+    bounds = asdict(Bounds())
+    known = bounds | bounds.pop("limit")
+    table = section("Reaching each other").split("| limit of the relay |")[1].split("\n\n")[0]
+    listed = dict(re.findall(r"^\| `(\w+)`(?: of a circuit)? \| (\d+) \|$", table, re.MULTILINE))
+    assert {name: float(value) for name, value in listed.items()} == known
+
+
+def test_every_protocol_of_reaching_each_other_is_listed():
+    """The ids that a transport serves beside our own requests."""
+    for protocol in (REACHABILITY_PROTOCOL, HOP_PROTOCOL, STOP_PROTOCOL, PUNCH_PROTOCOL):
+        assert f"`{protocol}`" in section("Reaching each other")
 
 
 @pytest.mark.parametrize("kind", errors.ProtocolError.__subclasses__())
