@@ -14,8 +14,10 @@ found wrong in them has no hook to mend it by. Avoided here, beside what `libp2p
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from contextlib import asynccontextmanager
+from socket import gaierror
 from typing import TYPE_CHECKING
 
 import trio
@@ -390,4 +392,8 @@ def _reason(error: BaseException) -> str:
     """The innermost cause in words: libp2p wraps the one that says something in several that do not."""
     while error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, BaseExceptionGroup):  # an attempt for each of a name's addresses
+        return "; ".join(dict.fromkeys(map(_reason, error.exceptions)))
+    if isinstance(error, OSError) and not isinstance(error, gaierror) and error.errno:
+        return os.strerror(error.errno).lower()
     return f"{error}" or type(error).__name__
