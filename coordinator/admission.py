@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from echo2.p2p.errors import Refused
-from echo2.p2p.messages import WIRE_VERSION, PeerAddress, RunDescriptor, Sampling, Welcome
+from echo2.p2p.messages import WIRE_VERSION, PeerAddress, RunDescriptor, Sampling, Standing, Welcome
 
 from . import schema
 from .pool import NodeEntry
@@ -29,11 +30,17 @@ if TYPE_CHECKING:
     from .office import Office
 
 
+log = logging.getLogger(__name__)
+
+INCARNATION_BYTES = 16
+
+
 class AdmissionDesk:
     """Answers hello."""
 
     def __init__(self, office: Office) -> None:
         self._office = office
+        self._incarnation = office.entropy(INCARNATION_BYTES)
 
     async def hello(self, peer: str, hello: Hello) -> Welcome:
         """Admit `peer`. Raises Refused."""
@@ -51,6 +58,19 @@ class AdmissionDesk:
             coordinator_time_seconds=office.wall(),
             heartbeat_seconds=office.config.heartbeat_seconds,
             descriptor=self.descriptor(),
+            standing=self._standing() if hello.role == "learner" else None,
+        )
+
+    def _standing(self) -> Standing:
+        run = self._office.run
+        current = run.current.manifest if run.current is not None else None
+        return Standing(
+            incarnation=self._incarnation,
+            epoch=run.epoch_known or (0 if current is not None else None),
+            published_epoch=current.epoch if current is not None else None,
+            published_version=current.version if current is not None else None,
+            learner_version=run.leases.learner_version,
+            admitted_sequence=run.next_sequence - 1,
         )
 
     def descriptor(self) -> Signed:
@@ -118,6 +138,7 @@ class AdmissionDesk:
                 connection.execute(
                     sa.insert(table).values(peer=peer, state="active", reason="", first_hello=wall, **values)
                 )
+        log.info("%s %s %s", hello.role, "is back:" if known else "admitted:", hello.name, extra={"peer": peer})
 
 
 def train_sampling(office: Office) -> Sampling:

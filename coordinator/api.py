@@ -13,9 +13,10 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from fastapi import FastAPI, HTTPException, Path, Request, Response
+from fastapi import FastAPI, HTTPException, Path, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
@@ -23,10 +24,12 @@ from echo2.p2p.errors import ConfigurationError, Refused
 
 from .config import LOOPBACK_HOSTS, TOKEN_HOURS_MAX, TOKEN_USES_MAX
 from .metrics import CONTENT_TYPE, Views, exposition, make_registry
-from .views import NodeView, PoolView, RunView
+from .views import EventView, NodeView, PoolView, RunView
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+
+    from fastapi.params import Depends
 
     Scope = MutableMapping[str, Any]
     Event = MutableMapping[str, Any]
@@ -58,6 +61,12 @@ class Desk(Views, Protocol):
 
     def suspend_node(self, peer: str, *, actor: str, reason: str) -> None:
         """No more leases; what it has delivered and is not consumed is withdrawn."""
+
+    def restore_node(self, peer: str, *, actor: str, reason: str) -> None:
+        """A suspended node takes part again."""
+
+    def events_view(self, *, limit: int, before: int | None) -> list[EventView]:
+        """The audit log, newest first."""
 
     def pause_run(self, run: str, *, actor: str, reason: str) -> None:
         """No new leases until resumed."""
@@ -93,7 +102,7 @@ class TokenCreated(BaseModel):
 
 
 class ChangeRequest(Body):
-    """Why a run is paused, resumed or stopped."""
+    """Why a run is paused, resumed or stopped, or a node restored."""
 
     reason: Reason = "asked over REST"
 
@@ -102,6 +111,14 @@ class SuspendRequest(Body):
     """Why a node is suspended; it is shown to the node's owner."""
 
     reason: Reason
+
+
+ONE_TOKEN = TokenRequest()
+NO_REASON = ChangeRequest()
+"""What a request without a body means."""
+
+BEARER = Security(HTTPBearer(auto_error=False, description="the operator's token"))
+"""For /openapi.json: `Gate` is what checks it."""
 
 
 class Healthz(BaseModel):
@@ -130,10 +147,10 @@ def make_api(desk: Desk, *, join: Callable[[str], str], token_sha256: bytes, loo
     """The ASGI application. `join` makes a join string of a token; `token_sha256` is of the operator's token."""
     api = FastAPI(
         title="ECHO-2 coordinator", version=version, docs_url=None, redoc_url=None, responses=PROBLEMS,
-        openapi_url="/openapi.json",
+        openapi_url="/openapi.json", dependencies=[] if loopback else [BEARER],
     )  # fmt: skip
     _add_reads(api, desk)
-    _add_changes(api, desk, join)
+    _add_changes(api, desk, join, [BEARER] if loopback else [])
     _add_problems(api)
     return Gate(api, token_sha256=token_sha256, loopback=loopback)
 
@@ -166,33 +183,46 @@ def _add_reads(api: FastAPI, desk: Desk) -> None:
     async def runs() -> list[RunView]:
         return list(desk.runs_view())
 
+    @api.get("/v1/events")
+    async def events(
+        limit: Annotated[int, Query(ge=1, le=1000, description="lines, the newest first")] = 100,
+        before: Annotated[int | None, Query(ge=1, description="only events with a lower id")] = None,
+    ) -> list[EventView]:
+        return desk.events_view(limit=limit, before=before)
+
     @api.get("/v1/runs/{run}")
     async def run(run: RunPath) -> RunView:
         return _known_run(desk, run)
 
 
-def _add_changes(api: FastAPI, desk: Desk, join: Callable[[str], str]) -> None:
-    @api.post("/v1/tokens", status_code=HTTPStatus.CREATED)
-    async def create_token(body: TokenRequest, response: Response) -> TokenCreated:
+def _add_changes(api: FastAPI, desk: Desk, join: Callable[[str], str], needs: Sequence[Depends]) -> None:
+    @api.post("/v1/tokens", status_code=HTTPStatus.CREATED, dependencies=needs)
+    async def create_token(response: Response, body: TokenRequest = ONE_TOKEN) -> TokenCreated:
         join("")  # that no join string can be told is said before a token is made that nobody could use
         seconds = None if body.expires_hours is None else body.expires_hours * 3600
         token = desk.create_token(uses=body.uses, expires_seconds=seconds, actor=OPERATOR, reason=body.reason)
         response.headers["Cache-Control"] = "no-store"
         return TokenCreated(token=token, join=join(token), uses=body.uses, expires_hours=body.expires_hours)
 
-    @api.post("/v1/runs/{run}/pause")
-    async def pause(run: RunPath, body: ChangeRequest) -> RunView:
+    @api.post("/v1/runs/{run}/pause", dependencies=needs)
+    async def pause(run: RunPath, body: ChangeRequest = NO_REASON) -> RunView:
         return _change_run(desk, run, desk.pause_run, body.reason)
 
-    @api.post("/v1/runs/{run}/resume")
-    async def resume(run: RunPath, body: ChangeRequest) -> RunView:
+    @api.post("/v1/runs/{run}/resume", dependencies=needs)
+    async def resume(run: RunPath, body: ChangeRequest = NO_REASON) -> RunView:
         return _change_run(desk, run, desk.resume_run, body.reason)
 
-    @api.post("/v1/runs/{run}/stop")
-    async def stop(run: RunPath, body: ChangeRequest) -> RunView:
+    @api.post("/v1/runs/{run}/stop", dependencies=needs)
+    async def stop(run: RunPath, body: ChangeRequest = NO_REASON) -> RunView:
         return _change_run(desk, run, desk.stop_run, body.reason)
 
-    @api.post("/v1/nodes/{peer}/suspend")
+    @api.post("/v1/nodes/{peer}/restore", dependencies=needs)
+    async def restore(peer: PeerPath, body: ChangeRequest = NO_REASON) -> NodeView:
+        _known_node(desk, peer)
+        desk.restore_node(peer, actor=OPERATOR, reason=body.reason)
+        return _known_node(desk, peer)
+
+    @api.post("/v1/nodes/{peer}/suspend", dependencies=needs)
     async def suspend(peer: PeerPath, body: SuspendRequest) -> NodeView:
         _known_node(desk, peer)
         desk.suspend_node(peer, actor=OPERATOR, reason=body.reason)
@@ -225,10 +255,13 @@ def _add_problems(api: FastAPI) -> None:
         return problem(error.status_code, str(error.detail))
 
     @api.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{where}: {first['msg']}")
+        hint = ""
+        if first["loc"] == ("body",) and "json" not in request.headers.get("content-type", ""):
+            hint = "; send it with the header Content-Type: application/json"
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{where}: {first['msg']}{hint}")
 
     @api.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> Response:
@@ -295,7 +328,7 @@ class Gate:
             # A web page whose name was pointed at 127.0.0.1 (DNS rebinding) may not read the pool.
             return problem(HTTPStatus.FORBIDDEN, "this coordinator answers only to localhost")
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > BODY_BYTES_MAX:
+        if not (length.isascii() and length.isdigit() and len(length) < 20) or int(length) > BODY_BYTES_MAX:
             return too_large()
         if self._loopback and method in {"GET", "HEAD"}:
             return None

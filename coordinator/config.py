@@ -8,8 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
+from echo2.p2p.errors import BadSignature
+from echo2.p2p.identity import check_peer_id
 from echo2.p2p.messages import SAMPLES_MAX, TOKENS_MAX, Name, PeerId
 from echo2.p2p.settings import Multiaddr, Port, Settings, SettingsPath, load_settings
 
@@ -39,13 +41,22 @@ class RestConfig(Settings):
         return self.host in LOOPBACK_HOSTS
 
 
+def _peer_of_a_key(text: str) -> str:
+    try:
+        return check_peer_id(text)
+    except BadSignature as error:
+        raise ValueError("this is the peer id of no key; copy it again, whole") from error
+
+
 class RunConfig(Settings):
     """One training job (DESIGN section 2). `learner` is the only peer whose snapshots are obeyed."""
 
     name: Annotated[Name, Field(description="letters, digits, '.', '_' and '-'")]
     task: Annotated[Name, Field(description="a task of the catalogue, for example arithmetic")]
     model_dir: Annotated[SettingsPath, Field(description="the folder that `echo2-learner prepare` made")]
-    learner: Annotated[PeerId, Field(description="the peer id that `echo2-learner identity` prints")]
+    learner: Annotated[
+        PeerId, AfterValidator(_peer_of_a_key), Field(description="the peer id that `echo2-learner identity` prints")
+    ]
     steps: Annotated[int, Field(ge=1, le=10_000_000, description="training steps of the whole run")]
     seed: Annotated[int, Field(ge=0, le=2**53, description="orders the prompts")] = 0
 
@@ -93,10 +104,29 @@ class RunConfig(Settings):
         return min(self.slice_samples_max, self.n)
 
 
-class CoordinatorConfig(Settings):
-    """Everything the coordinator is told by its operator."""
+class StatePlace(Settings):
+    """Where the coordinator keeps what it knows. Commands that need only this read only this: the rest may be unset."""
+
+    model_config = ConfigDict(extra="ignore")
 
     state_dir: Annotated[SettingsPath, Field(description="folder for key, ledger, lock and status")] = Path("state")
+
+    @property
+    def identity_path(self) -> Path:
+        """The coordinator's key: its peer id is pinned in every join string."""
+        return self.state_dir / IDENTITY_FILE
+
+    @property
+    def operator_token_path(self) -> Path:
+        """SHA-256 of the operator's token, hexadecimal."""
+        return self.state_dir / OPERATOR_TOKEN_FILE
+
+
+class CoordinatorConfig(StatePlace):
+    """Everything the coordinator is told by its operator."""
+
+    model_config = ConfigDict(extra="forbid")
+
     listen: Annotated[tuple[Multiaddr, ...], Field(min_length=1, max_length=16)] = ("/ip4/0.0.0.0/tcp/4001",)
     announce: Annotated[tuple[Multiaddr, ...], Field(max_length=16)] = ()
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600, description="a node is dead after three missed ones")] = (
@@ -107,19 +137,9 @@ class CoordinatorConfig(Settings):
     run: RunConfig
 
     @property
-    def identity_path(self) -> Path:
-        """The coordinator's key: its peer id is pinned in every join string."""
-        return self.state_dir / IDENTITY_FILE
-
-    @property
     def ledger_path(self) -> Path:
         """The SQLite file that records every rollout, node, token and decision."""
         return self.state_dir / LEDGER_FILE
-
-    @property
-    def operator_token_path(self) -> Path:
-        """SHA-256 of the operator's token, hexadecimal."""
-        return self.state_dir / OPERATOR_TOKEN_FILE
 
 
 def load_config(path: Path, *, overrides: Mapping[str, object] | None = None) -> CoordinatorConfig:

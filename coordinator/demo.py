@@ -81,7 +81,8 @@ async def _run(options: DemoOptions, places: Places, show: Show, tell: Callable[
                 await demo.run()
             nursery.cancel_scope.cancel()
     if stopped_by:
-        return Outcome(128 + stopped_by[0])
+        ended = ", ".join(demo.interrupted) or "nothing was running"
+        return Outcome(128 + stopped_by[0], (f"interrupted; stopped: {ended}; logs: {places.logs}",))
     return demo.conclude()
 
 
@@ -93,6 +94,7 @@ async def _watch_signals(
             demo.children.kill_all()
             os._exit(128 + number)
         stopped_by.append(number)
+        demo.interrupted = demo.children.alive
         demo.tell(f"{signal.Signals(number).name}: stopping every process")
         work.cancel()
 
@@ -113,6 +115,8 @@ class Demo:
         )
         self._names = [f"node-{number}" for number in range(1, options.nodes + 1)]
         self._failure = ""
+        self.interrupted: list[str] = []
+        """What ran when a person broke it off."""
         self.children = Children(self.tell)
         self.watch = Watch(options, places, self._names, trio.current_time)
 

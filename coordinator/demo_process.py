@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from echo2.p2p.daemon import PARENT_VARIABLE
 from echo2.p2p.errors import ConfigurationError, Echo2Error
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def child_environment() -> dict[str, str]:
     """Ours, with one thread per numeric library: N processes on one machine must not each take every core."""
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    return os.environ | dict.fromkeys(threads, "1") | quiet
+    lifeline = {PARENT_VARIABLE: str(os.getpid())}  # a demo that is killed leaves nothing behind
+    return os.environ | dict.fromkeys(threads, "1") | quiet | lifeline
 
 
 @dataclass(slots=True)
@@ -89,6 +91,11 @@ class Children:
     def restarts(self) -> dict[str, int]:
         """Restarts of each child so far."""
         return {child.name: child.restarts for child in self._children.values()}
+
+    @property
+    def alive(self) -> list[str]:
+        """Names of those whose process is alive now."""
+        return [name for name in self._children if self.running(name)]
 
     def running(self, name: str) -> bool:
         """Whether the child's process is alive now."""

@@ -134,7 +134,7 @@ class Watch:
             heldout=self.heldout(),
             staleness=series[-1]["staleness"] if series else None,
             S=self._options.S,
-            bubble=learner.get("bubble") if series else None,
+            bubble=run.bubble if run else None,
             t_bcast_seconds=run.t_bcast_seconds if run else None,
             t_train_seconds=run.t_train_seconds if run else None,
             rollouts=self.rollouts(),

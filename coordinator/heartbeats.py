@@ -102,6 +102,8 @@ class HeartbeatDesk:
         node.says = body.state
         node.epoch, node.version, node.manifest_hash = body.epoch, body.version, body.manifest_hash
         node.tokens_per_second = body.tokens_per_second
+        late = [peer for peer in body.late if peer in self._office.pool.nodes]
+        self._office.lateness.said(node.peer, late, (body.epoch, body.version or 0), self._office.clock())
 
     def _free_forgotten_leases(self, node: NodeEntry, body: HeartbeatBody) -> None:
         """Leases whose reply never arrived: the node says twice that it holds and spools nothing."""

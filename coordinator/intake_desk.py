@@ -157,6 +157,8 @@ class IntakeDesk:
         run = self._office.run
         if run.state in ENDED:
             return f"late: the run is {run.state}"
+        if lease.manifest_hash in run.leases.lost:
+            return f"late: the learner has lost version {lease.version}"
         if lease.kind == "train" and lease.version < run.leases.learner_version - self._office.config.run.S:
             return f"late: version {lease.version} when the learner was at {run.leases.learner_version}"
         return "late: nothing more of its group is wanted"

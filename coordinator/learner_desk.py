@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .broadcasts import BroadcastDesk
     from .office import Office
     from .records import RolloutEntry
+    from .run_book import Changes
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ class LearnerDesk:
         state = run.state
         while True:
             found = self._after(request.after_sequence, request.rollouts_max)
-            news = found or run.state != state or not all(run.withdraw.values())
+            older = request.after_sequence >= run.next_sequence  # our ledger was put back: its numbers come again
+            news = found or older or run.state != state or not all(run.withdraw.values())
             now = office.clock()
             if news or now >= deadline:
                 break
@@ -78,18 +80,38 @@ class LearnerDesk:
         office = self._office
         office.known_learner(peer, report.run)
         run = office.run
+        current = report.epoch >= run.learner_epoch  # a report from before the learner's last restart says nothing new
+        begins = report.epoch > run.epoch_known and run.state not in ENDED
+        if begins:
+            self._check_kept(report.epoch, report.version)
         changes = office.changes()
         decided: set[tuple[bytes, int]] = set()
         for finished in report.finished:
             key = finished.lease_id, finished.sample
             entry = run.unfinished.get(key)
+            if not current and finished.step >= run.leases.learner_version:
+                continue  # that step is undone
             if entry is not None and key not in decided:  # else it has its terminal state: the first one stands
                 decided.add(key)
                 changes.finish(entry, finished.state, finished.reason, step=finished.step)
-        current = report.epoch >= run.learner_epoch  # a report from before the learner's last restart says nothing new
+        back = begins and run.lose(report.epoch, report.version)
+        if back:
+            self._drop_lost(report.version, changes, decided)
+        for ordinal in run.leases.unwanted_groups(report.groups_before or 0):
+            changes.close(ordinal, "consumed before this ledger knew of it")
+        steps = [metrics for metrics in report.steps if current or metrics.step < run.leases.learner_version]
         with office.ledger.transaction() as connection:
             changes.write(connection, wall=office.wall())
-            put_steps(connection, run.name, report.epoch, report.steps, wall=office.wall())
+            put_steps(connection, run.name, report.epoch, steps, wall=office.wall())
+            if back:
+                add_event(
+                    connection,
+                    wall=office.wall(),
+                    actor=peer,
+                    action="learner put back",
+                    subject=f"epoch {report.epoch} version {report.version}",
+                    reason=f"version {run.version} was published; steps {report.version} and above are undone",
+                )
             if current:
                 connection.execute(
                     sa.update(schema.runs)
@@ -97,13 +119,18 @@ class LearnerDesk:
                     .values(learner_epoch=report.epoch, learner_version=report.version, learner_status=report.status)
                 )
         changes.apply()
-        for metrics in report.steps:
+        for metrics in steps:
             run.steps[metrics.step] = metrics
-        if report.steps:
+        if steps:
             run.measure()
         if current:
             run.learner_epoch, run.learner_status = report.epoch, report.status
+            run.learner_refused = ""
             run.leases.learner_at(report.version)
+            if report.consumed is not None:
+                run.leases.consumed = report.consumed
+        if back:
+            log.warning("the learner was put back to version %d; version %s is lost", report.version, run.version)
         office.work.ring()
         self._settled()
         return Ack(count=len(report.finished))
@@ -122,6 +149,7 @@ class LearnerDesk:
             self._record(known)
             run.manifests[manifest_hash] = known
             run.current = known
+            run.lose(*known.order)
             log.info("version %d published under epoch %d", manifest.version, manifest.epoch)
             self._settled()
             office.news.ring()
@@ -141,10 +169,30 @@ class LearnerDesk:
                 f"epoch {manifest.epoch} version {manifest.version} is not above epoch {current.order[0]} "
                 f"version {current.order[1]}, which is published",
             )
+        self._check_kept(manifest.epoch, manifest.version)
         if manifest.version > office.config.run.steps:
             raise Refused("manifest", f"the run ends with version {office.config.run.steps}")
         if office.run.state in ENDED:
             raise Refused("run_over", f"the run is {office.run.state}")
+
+    def _check_kept(self, epoch: int, version: int) -> None:
+        """Raise Refused when a learner would begin anew what it has lost altogether: that is for a person to decide."""
+        run = self._office.run
+        if version > 0 or not run.version or epoch <= run.epoch_known:
+            return
+        run.learner_refused = (
+            "the learner has lost the run: it has no checkpoint and would begin at version 0, but version "
+            f"{run.version} is published; put a checkpoint of this run back into its home, or begin another run"
+        )
+        log.warning("%s", run.learner_refused)
+        raise Refused("checkpoint_lost", run.learner_refused)
+
+    def _drop_lost(self, version: int, changes: Changes, decided: set[tuple[bytes, int]]) -> None:
+        """Rollouts under versions that the learner has lost are of no use to it. It has asked for none yet."""
+        for key, entry in self._office.run.unfinished.items():
+            if entry.kind == "train" and entry.version > version and key not in decided:
+                reason = f"lost version: the learner was put back to version {version}, this is of {entry.version}"
+                changes.finish(entry, "stale", reason, step=version)
 
     def _record(self, published: Published) -> None:
         office, manifest = self._office, published.manifest

@@ -95,6 +95,10 @@ class LeaseDesk:
             return (), "no snapshot published yet", float("inf")
         if published is None:
             return (), "the snapshot you have is not of this run; wait for the heartbeat's news", float("inf")
+        if run.learner_refused:
+            return (), run.learner_refused, float("inf")
+        if request.manifest_hash in run.leases.lost:
+            return (), f"the learner has lost version {published.manifest.version}; wait for its next", float("inf")
         if now < node.rest_until:
             return (), f"resting {node.rest_until - now:.0f} s: {node.last_reason}", node.rest_until
         self.expire()

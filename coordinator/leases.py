@@ -9,6 +9,7 @@ the asker has installed; v the learner's; depth = `capacity.pacing_depth`.
 | share               | at most 1 / nodes of what may be leased now, but a group: all end close together              |
 | reissues            | before any fresh slot; never blocked: their place is already in `reserved`                    |
 | too old             | no train lease under x < v - S; one that is out under such an x expires at once               |
+| lost snapshot       | the learner was put back below it: its leases expire at once, what comes for them is late     |
 | expiry              | at its duration, or when its node is dead or restarted: its slots are open again              |
 | late slice          | accepted like any other while its slot is still wanted: first to arrive wins                  |
 | duplicate           | the slot was already filled by another lease                                                  |
@@ -103,6 +104,10 @@ class LeaseBook:
         self.evaluation: Evaluation | None = None
         self.leases: dict[bytes, LeaseEntry] = {}
         self.consumed = 0
+        """By steps that stand. A learner that was put back undid some: what those consumed stays consumed, but the run
+        needs as many rollouts again."""
+        self.lost: set[bytes] = set()
+        """Manifest hashes of lost snapshots."""
         self.queued = 0
         """Train rollouts held or admitted."""
         self.learner_version = 0
@@ -192,7 +197,11 @@ class LeaseBook:
             return "late"
         if slot.state is SlotState.FILLED:
             return "duplicate"
-        if slot.state is SlotState.ABANDONED or (lease.kind == "train" and self._too_old(lease.version)):
+        if (
+            slot.state is SlotState.ABANDONED
+            or lease.manifest_hash in self.lost
+            or (lease.kind == "train" and self._too_old(lease.version))
+        ):
             return "late"
         return "accept"
 
@@ -275,6 +284,18 @@ class LeaseBook:
         for lease in self.leases.values():
             if lease.state is LeaseState.OUT and lease.kind == "train" and self._too_old(lease.version):
                 heapq.heappush(self._deadlines, (float("-inf"), lease.lease_id))
+
+    def lose(self, manifest_hashes: Iterable[bytes]) -> None:
+        """The learner was put back below these snapshots: leases under them expire now."""
+        self.lost.update(manifest_hashes)
+        for lease in self.leases.values():
+            if lease.state is LeaseState.OUT and lease.manifest_hash in self.lost:
+                heapq.heappush(self._deadlines, (float("-inf"), lease.lease_id))
+
+    def unwanted_groups(self, below: int) -> list[int]:
+        """Groups below this ordinal that are open or were never begun, in order."""
+        begun = [ordinal for ordinal in self.train.groups if ordinal < below]
+        return sorted({*begun, *range(self.train.next_ordinal, below)})
 
     def expire(self, now: float) -> list[LeaseEntry]:
         """Reopen the slots of every lease whose time is over; returns those leases."""

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
 from sqlalchemy.pool import StaticPool
 
+from echo2.p2p.daemon import keep_private
 from echo2.p2p.errors import ConfigurationError, Refused
 
 from . import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,8 @@ def open_ledger(url: str, *, busy_seconds: float = BUSY_SECONDS) -> Ledger:
         raise ConfigurationError(f"{url!r} is not a database URL that works here: {error}") from error
     except DBAPIError as error:
         raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {error.orig}") from error
+    except OSError as error:
+        raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {error.strerror}") from error
     return Ledger(engine)
 
 
@@ -118,6 +121,8 @@ def _engine(url: str, busy_seconds: float) -> sa.Engine:
     options: dict[str, Any] = {"connect_args": {"timeout": busy_seconds}}
     if parsed.database in (None, "", ":memory:"):
         options["poolclass"] = StaticPool
+    elif not str(parsed.database).startswith("file:"):
+        keep_private(Path(str(parsed.database)))  # it holds the key of all seeds, and whom the operator knows
     engine = sa.create_engine(url, **options)
 
     @sa.event.listens_for(engine, "connect")

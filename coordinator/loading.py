@@ -132,6 +132,9 @@ def _load_published(connection: sa.Connection, run: RunBook) -> None:
         published = Published(manifest, signed, payload_hash(signed), None, broadcast_seconds)
         run.manifests[published.manifest_hash] = published
         run.current = published
+    for published in list(run.manifests.values()):
+        run.lose(*published.order)
+    run.lose(run.learner_epoch, run.leases.learner_version)
 
 
 def _load_tally(connection: sa.Connection, run: RunBook, tally: Tally) -> None:
@@ -148,7 +151,8 @@ def _load_tally(connection: sa.Connection, run: RunBook, tally: Tally) -> None:
 
 
 def _load_evaluations(connection: sa.Connection, run: RunBook) -> None:
-    table, rollouts = schema.evaluations, schema.rollouts
+    table, rollouts, leases = schema.evaluations, schema.rollouts, schema.leases
+    of_lost = sa.select(leases.c.lease_id).where(leases.c.run == run.name, leases.c.manifest_hash.in_(run.leases.lost))
     for row in connection.execute(sa.select(table).where(table.c.run == run.name).order_by(table.c.version)):
         scored = connection.execute(
             sa.select(sa.func.count(), sa.func.sum(rollouts.c.reward)).where(
@@ -156,6 +160,7 @@ def _load_evaluations(connection: sa.Connection, run: RunBook) -> None:
                 rollouts.c.kind == "eval",
                 rollouts.c.version == row.version,
                 rollouts.c.state == "evaluated",
+                rollouts.c.lease_id.not_in(of_lost),
             )
         ).one()
         progress = EvaluationProgress(
@@ -212,12 +217,14 @@ def _load_leases(connection: sa.Connection, run: RunBook, now: float, lease_seco
             expires_at=now + lease_seconds,
         )
         for row in connection.execute(sa.select(leases).where(wanted(leases)).order_by(leases.c.id))
+        if row.kind == "train" or row.manifest_hash not in run.leases.lost
     ]
     run.leases.restore(
         [(entry, arrived.get(entry.lease_id)) for entry in entries],
         closed=connection.scalars(is_closed).all(),
         next_slot=_next_slot(connection, run.name),
     )
+    run.leases.lose(run.leases.lost)
 
 
 def _next_slot(connection: sa.Connection, run: str) -> tuple[int, int]:

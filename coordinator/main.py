@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echo2.p2p.daemon import configure_logging, lock_state_dir, run_cli, run_daemon
+from echo2.p2p.daemon import configure_logging, lock_state_dir, run_cli, run_daemon, stoppable
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.join import JoinString
+from echo2.p2p.settings import load_settings
 
 from .addresses import known_addresses
 from .config import (
@@ -25,6 +26,7 @@ from .config import (
     TOKEN_HOURS_MAX,
     TOKEN_USES_MAX,
     CoordinatorConfig,
+    StatePlace,
     load_config,
 )
 from .operator_token import make_operator_token
@@ -79,7 +81,7 @@ def serve(
         raise ConfigurationError(f"--log-level {log_level} is not debug, info, warning or error")
     settings = load_config(config)
     configure_logging("echo2-coordinator", log_level)
-    with lock_state_dir(settings.state_dir):
+    with stoppable(), lock_state_dir(settings.state_dir):
         from .serve import serve as serve_coordinator  # libp2p and the web framework take seconds to load
 
         run_daemon(partial(serve_coordinator, settings))
@@ -87,8 +89,8 @@ def serve(
 
 @app.command()
 def identity(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
-    """Print the coordinator's peer id."""
-    print(load_or_create_identity(load_config(config).identity_path).peer_id)
+    """Print the coordinator's peer id. Works before the settings are filled in."""
+    print(load_or_create_identity(load_settings(config, StatePlace).identity_path).peer_id)
 
 
 @token_app.command("create")
@@ -132,7 +134,7 @@ def token_list(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
 @token_app.command("operator")
 def token_operator(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
     """Make a new operator's token and print it; the old one is void once the coordinator is restarted."""
-    print(make_operator_token(load_config(config).operator_token_path))
+    print(make_operator_token(load_settings(config, StatePlace).operator_token_path))
 
 
 @contextmanager
@@ -140,7 +142,7 @@ def _ledger(config: CoordinatorConfig) -> Iterator[Ledger]:
     from .ledger import open_ledger, sqlite_url
 
     try:
-        config.state_dir.mkdir(parents=True, exist_ok=True)
+        config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"cannot write to the folder {config.state_dir}: {error.strerror}") from error
     with closing(open_ledger(sqlite_url(config.ledger_path))) as ledger:

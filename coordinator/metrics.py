@@ -85,7 +85,7 @@ RUN_GAUGES = (
     ("echo2_staleness", "Staleness of the last step, in steps.", "staleness"),
     ("echo2_staleness_budget", "S.", "staleness_max"),
     ("echo2_kl_sampler_learner", "k3 KL between sampler and learner in the last step.", "kl"),
-    ("echo2_bubble_ratio", "Learner's idle share of the time.", "bubble"),
+    ("echo2_bubble_ratio", "Learner's idle share of the time, the wait before its first step left out.", "bubble"),
     ("echo2_t_train_seconds", "Seconds of one training step.", "t_train_seconds"),
     ("echo2_t_bcast_seconds", "Seconds from publish until enough nodes can generate with it.", "t_bcast_seconds"),
     ("echo2_rollouts_outstanding", "Samples leased and not yet delivered.", "outstanding"),

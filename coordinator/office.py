@@ -10,6 +10,7 @@ import trio
 from echo2.p2p.errors import Refused
 
 from . import capacity
+from .lateness import Lateness
 from .pool import Complaints, NodeEntry, Pool, Tally
 from .run_book import Changes
 
@@ -63,6 +64,7 @@ class Office:
     run: RunBook
     tally: Tally
     complaints: Complaints = field(default_factory=Complaints)
+    lateness: Lateness = field(default_factory=Lateness)
     news: Bell = field(default_factory=Bell)
     """The pool's version, the run's state or a node's state changed."""
     work: Bell = field(default_factory=Bell)

@@ -21,7 +21,7 @@ def make_operator_token(path: Path) -> str:
     token = secrets.token_urlsafe(TOKEN_BYTES)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(hashlib.sha256(token.encode()).hexdigest() + "\n")

@@ -34,8 +34,8 @@ class Overview:
         self._office = office
         self._life = life
 
-    def pool(self, addresses: tuple[str, ...]) -> PoolView:
-        """The pool as a whole."""
+    def pool(self, addresses: tuple[str, ...], confinement: tuple[str, ...]) -> PoolView:
+        """The pool as a whole. `confinement`: the layers that hold around the scorer."""
         office, now = self._office, self._office.clock()
         health = Counter(
             "suspended" if node.state == "suspended" else node.health(now, office.pool.heartbeat_seconds)
@@ -62,6 +62,7 @@ class Overview:
             t_train_seconds=t_train,
             refused=dict(office.tally.refused),
             protocol_errors=office.complaints.total,
+            scorer_confinement=confinement,
             trouble="; ".join(filter(None, [office.ledger.trouble, office.scorer_trouble])),
         )
 
@@ -187,7 +188,7 @@ def _step(metrics: StepMetrics) -> StepView:
 
 
 def _bubble(steps: list[StepMetrics]) -> float | None:
-    """T_idle / (T_idle + T_train)."""
-    idle = sum(metrics.idle_seconds for metrics in steps)
+    """T_idle / (T_idle + T_train), without the wait before the first step: nothing could overlap with that one."""
+    idle = sum(metrics.idle_seconds for metrics in steps[1:])
     train = sum(metrics.train_seconds for metrics in steps)
     return idle / (idle + train) if idle + train > 0 else None

@@ -95,6 +95,10 @@ AWAY = frozenset({"paused", "blocked", "finishing", "stopped"})
 """What a node says of itself when it installs nothing and takes no leases: no broadcast counts on it."""
 
 
+STALLED = "stalled"
+"""What a node says whose engine does not come back from a batch; it may at any moment, so broadcasts count on it."""
+
+
 class Pool:
     """Every admitted node, by peer id."""
 
@@ -108,6 +112,21 @@ class Pool:
             active = node.state == "active" and node.says not in AWAY
             if active and node.health(now, self.heartbeat_seconds) != "dead":
                 yield node
+
+    def nobody(self, now: float) -> str:
+        """Why no node can be counted on, in the nodes' own words; empty when one can."""
+        says = Counter(
+            node.says
+            for node in self.nodes.values()
+            if node.state == "active" and node.health(now, self.heartbeat_seconds) != "dead"
+        )
+        if not says:
+            return "no live node in the pool"
+        if any(word not in AWAY and word != STALLED for word in says):
+            return ""
+        return (
+            f"nodes that can work: of {says.total()} live, {', '.join(f'{says[word]} {word}' for word in sorted(says))}"
+        )
 
     def mu(self, now: float) -> float:
         """mu_pool = sum of a_i mu_i, in rollouts per second."""

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from echo2.tasks.model_card import ModelCard
-    from echo2.tasks.task import Prompt, Task
+    from echo2.tasks.task import Prompt, Split, Task
+
+PROMPTS_CHECKED = 256
+"""Prompts of each split that are tried at start-up: enough to meet every symbol of a task, done in milliseconds."""
 
 PROMPTS_CACHED = 16_384
 """Tokenised prompts kept: more than are ever under way at once, a few MiB."""
@@ -61,6 +64,27 @@ class FolderText:
         plain = [[token for token in response if token not in special] for response in tokens]
         texts: list[str] = self._tokenizer.decode_batch(plain, skip_special_tokens=True)
         return texts
+
+
+def check_prompts(task: Task, text: ModelText) -> None:
+    """Raise ConfigurationError when the model's tokeniser drops or changes what the task asks.
+
+    A tokeniser without an unknown token leaves out, silently, what it has no symbol for. Blanks are not compared: some
+    tokenisers add or merge them, and no question turns on that.
+    """
+    sizes: dict[Split, int] = {"train": task.train_size, "heldout": task.heldout_size}
+    for split, size in sizes.items():
+        for index in range(min(size, PROMPTS_CHECKED)):
+            prompt = task.prompt(split, index)
+            whole = prompt.text + prompt.prefill
+            (came_back,) = text.decode([text.encode(whole)])
+            if "".join(came_back.split()) != "".join(whole.split()):
+                lost = "".join(dict.fromkeys(symbol for symbol in whole if symbol not in came_back))
+                what = f"loses {lost[:64]!r}" if lost else f"makes {came_back[:100]!r} of it"
+                raise ConfigurationError(
+                    f"the model {text.card.name} cannot read the task {task.name}: of {split} prompt {index}, "
+                    f"{whole[:100]!r}, its tokenizer {what}; choose another task or model"
+                )
 
 
 class PromptBook:

@@ -71,6 +71,8 @@ class RunBook:
     learner_status: str = ""
     learner_seen_at: float | None = None
     learner_addresses: tuple[str, ...] = ()
+    learner_refused: str = ""
+    """Why the learner was turned away, until one is accepted: nothing is leased that nobody would train on."""
     manifests: dict[bytes, Published] = field(default_factory=dict)
     current: Published | None = None
     evaluations: dict[int, EvaluationProgress] = field(default_factory=dict)
@@ -95,6 +97,33 @@ class RunBook:
     def version(self) -> int | None:
         """The newest published version."""
         return self.current.manifest.version if self.current is not None else None
+
+    @property
+    def epoch_known(self) -> int:
+        """The highest epoch ever seen."""
+        return max(self.learner_epoch, self.current.order[0] if self.current is not None else 0)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the newest published snapshot is one that the learner has lost."""
+        return self.current is not None and self.current.manifest_hash in self.leases.lost
+
+    def lose(self, epoch: int, version: int) -> bool:
+        """From `epoch` on the learner went on from `version`: what earlier epochs published above it is lost.
+
+        Returns whether anything is.
+        """
+        gone = {
+            manifest_hash
+            for manifest_hash, published in self.manifests.items()
+            if published.manifest.epoch < epoch and published.manifest.version > version
+        }
+        self.leases.lose(gone)
+        return bool(gone)
+
+    def was_delivered(self, entry: RolloutEntry) -> bool:
+        """Whether the learner may hold this rollout, and so alone can say what becomes of it."""
+        return entry.state == "admitted" and entry.sequence <= self.delivered_sequence
 
     def measure(self) -> None:
         """Recompute the medians, after a step was reported or a broadcast ended."""

@@ -7,9 +7,11 @@
 | running  | finished | the final evaluation is complete and the learner has reported all it consumed          |
 | running  | paused   | an operator says so: no new leases; what is out is still taken, scored and trained on  |
 | paused   | running  | an operator says so (ready, if nothing was published)                                  |
-| any      | stopped  | an operator says so, for good                                                          |
+| any      | stopped  | an operator says so, for good: no new leases, and the learner is told                  |
 
-A run that is over withdraws what is left: every rollout has one terminal state.
+A run that is finished withdraws what is left. One that is stopped withdraws at once what the learner was never given;
+what it was given it decides itself, because it may be training on it: it ends its step, checkpoints, and reports. A
+learner that is silent for too long has had its say. So every rollout has one terminal state, and it is the true one.
 """
 
 from __future__ import annotations
@@ -37,6 +39,14 @@ LAST_REPORT_SECONDS_MAX = 120.0
 """How long a run whose final evaluation is complete waits for the learner's last report: it is sent at once, and a
 learner that died is back by then. What it never reported is withdrawn."""
 
+LEARNER_SILENT_SECONDS_MAX = 120.0
+"""How long a stopped run waits without a word of the learner's, which speaks at least every half minute, before what it
+was given is withdrawn. One that is heard of may take as long as its step and its checkpoint need."""
+
+
+LEARNER_STATES = frozenset({"joining", "restoring", "training", "publishing", "finished", "stopped"})
+"""What a learner reports of itself when it waits for nothing."""
+
 
 class RunLife:
     """Moves the run on. `settle` is safe to call at any time."""
@@ -44,6 +54,7 @@ class RunLife:
     def __init__(self, office: Office) -> None:
         self._office = office
         self._complete_since: float | None = None
+        self._stopped_since: float | None = None
 
     def settle(self) -> None:
         """Begin and end evaluations, and the run. A ledger that cannot be written: the next call tries again."""
@@ -68,32 +79,47 @@ class RunLife:
         """Why the run does not move, or what it waits for; empty while leases flow."""
         office, run = self._office, self._office.run
         if run.state in ENDED:
-            return ""
+            left = len(run.unfinished)
+            return f"the learner's word on the {left} rollouts it was given" if left else ""
         if run.state == "paused":
             return f"paused: {run.reason}"
         if run.current is None:
             heard = "" if run.learner_seen_at is not None else "; the learner has not been heard of"
             return f"no snapshot published yet{heard}"
-        nodes = "" if any(True for _ in office.pool.live(office.clock())) else "; no live node in the pool"
+        if run.learner_refused:
+            return run.learner_refused
+        if run.lost:
+            return f"the learner, which was put back, to publish version {run.leases.learner_version}"
+        nobody = office.pool.nobody(office.clock())
+        nodes = f"; {nobody}" if nobody else ""
         evaluation = run.leases.evaluation
         if evaluation is not None:
             progress = run.evaluations[evaluation.version]
             return f"{evaluation.purpose} evaluation: {progress.count} of {progress.size}{nodes}"
         if run.current.manifest.version >= office.config.run.steps:
             return "the learner's last report"
-        if nodes:
-            return nodes.removeprefix("; ")
+        if nobody:
+            return nobody
         if max(run.leases.learner_version, run.current.manifest.version) >= office.config.run.steps:
             return f"the learner to publish version {office.config.run.steps}"
         book, depth = run.leases, office.pacing_depth()
         if not book.train.open and book.reserved >= book.reserved_max(run.current.manifest.version, depth):
-            return book.pacing_reason(run.current.manifest.version, depth)
+            return book.pacing_reason(run.current.manifest.version, depth) + self._learner_trouble()
         return ""
+
+    def _learner_trouble(self) -> str:
+        """What keeps the learner, in its own words, when it is neither at work nor waiting for rollouts."""
+        status = self._office.run.learner_status
+        usual = not status or status in LEARNER_STATES or status.startswith("rollouts:")
+        return "" if usual else f"; the learner waits for {status}"
 
     def _settle(self) -> None:
         office, run = self._office, self._office.run
-        if run.state != "running" or run.current is None:
+        if run.state == "stopped" and run.unfinished:
+            self._wind_up()
+        if run.state != "running" or run.current is None or run.lost:
             return
+        self._abandon_evaluations()
         version, steps = run.current.manifest.version, office.config.run.steps
         if not run.evaluations:
             self._begin(version, "baseline")
@@ -117,6 +143,38 @@ class RunLife:
         run.leases.open_evaluation(version, purpose, size)
         log.info("%s evaluation of version %d: %d prompts", purpose, version, size)
         office.work.ring()
+
+    def _abandon_evaluations(self) -> None:
+        """Those that nobody can answer any more, or that speak of a policy that is lost.
+
+        One under way whose snapshot is superseded: nodes have moved on. Training has not begun here, or it would not be
+        under way; the learner may be further all the same, if this ledger is younger than its run. And a final one,
+        when the learner was put back.
+        """
+        office, run = self._office, self._office.run
+        assert run.current is not None, "a snapshot is published"
+        version = run.current.manifest.version
+        for progress in list(run.evaluations.values()):
+            superseded = not progress.complete and progress.version != version
+            if not superseded and not (progress.purpose == "final" and progress.version > version):
+                continue
+            table = schema.evaluations
+            with office.ledger.transaction() as connection:
+                connection.execute(sa.delete(table).where(table.c.run == run.name, table.c.version == progress.version))
+                add_event(
+                    connection,
+                    wall=office.wall(),
+                    actor="coordinator",
+                    action=f"{progress.purpose} evaluation left",
+                    subject=f"version {progress.version}",
+                    reason=f"version {version} is published",
+                )
+            del run.evaluations[progress.version]
+            if run.leases.evaluation is not None and run.leases.evaluation.version == progress.version:
+                run.leases.close_evaluation()
+            self._complete_since = None
+            log.warning("the %s evaluation of version %d is given up", progress.purpose, progress.version)
+            office.work.ring()
 
     def _end_evaluation(self) -> None:
         office, run = self._office, self._office.run
@@ -157,10 +215,28 @@ class RunLife:
             log.warning("%d rollouts reported consumed, the steps' sum is %d", run.leases.consumed, reported)
         self._enter("finished", actor="coordinator", reason="all steps are trained and evaluated")
 
+    def _wind_up(self) -> None:
+        """A stopped run waits for what the learner says of the rollouts it was given, while it is heard of."""
+        office, run = self._office, self._office.run
+        if self._stopped_since is None:
+            self._stopped_since = office.clock()
+        heard = max(self._stopped_since, run.learner_seen_at or self._stopped_since)
+        if office.clock() - heard < LEARNER_SILENT_SECONDS_MAX:
+            return
+        log.warning("the learner is silent: the %d rollouts it was given are withdrawn", len(run.unfinished))
+        changes = office.changes()
+        for entry in list(run.unfinished.values()):
+            changes.finish(entry, "withdrawn", "the run is stopped, and the learner did not say what became of this")
+        with office.ledger.transaction() as connection:
+            changes.write(connection, wall=office.wall())
+        changes.apply()
+
     def _all_reported(self, consumed_in_steps: int) -> bool:
         run, steps = self._office.run, self._office.config.run.steps
         return (
-            run.leases.learner_version >= steps and len(run.steps) >= steps and run.leases.consumed >= consumed_in_steps
+            run.leases.learner_version >= steps
+            and steps - 1 in run.steps  # they come in order; a ledger that was put back may lack earlier ones
+            and run.leases.consumed >= consumed_in_steps
         )
 
     def _enter(self, state: RunLifeState, *, actor: str, reason: str) -> None:
@@ -168,7 +244,8 @@ class RunLife:
         changes = office.changes()
         if state in ENDED:
             for entry in list(run.unfinished.values()):
-                changes.finish(entry, "withdrawn", f"the run is {state}")
+                if state == "finished" or not run.was_delivered(entry):
+                    changes.finish(entry, "withdrawn", f"the run is {state}")
         with office.ledger.transaction() as connection:
             changes.write(connection, wall=office.wall())
             connection.execute(

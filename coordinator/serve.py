@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from contextlib import closing
@@ -19,13 +20,13 @@ from echo2.p2p.join import JoinString
 from echo2.p2p.libp2p_transport import open_libp2p_transport
 from echo2.p2p.nat import NatCoordinator
 from echo2.tasks.catalog import get_task
-from echo2.tasks.model_card import load_model_card
 from echo2.tasks.scorer import ScorerUnavailable, open_scorer
 
 from .addresses import dialable
 from .api import make_api
 from .ledger import open_ledger, sqlite_url
 from .operator_token import load_operator_token_hash
+from .prompts import FolderText, check_prompts
 from .rest_server import open_listener, serve_rest, url_of
 from .service import CoordinatorService
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from .config import CoordinatorConfig
 
 STATUS_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
 
 
 def software_version() -> str:
@@ -48,10 +51,10 @@ def software_version() -> str:
 def check(config: CoordinatorConfig) -> None:
     """What can be found wrong before anything is started. Raises ConfigurationError."""
     try:
-        get_task(config.run.task)
-        load_model_card(config.run.model_dir)
+        task = get_task(config.run.task)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+    check_prompts(task, FolderText(config.run.model_dir))
 
 
 async def serve(config: CoordinatorConfig) -> None:
@@ -95,6 +98,14 @@ async def serve(config: CoordinatorConfig) -> None:
                     loopback=config.rest.loopback,
                     version=software_version(),
                 )
+                log.info(
+                    "peer id %s, listening on %s, REST on %s",
+                    identity.peer_id,
+                    ", ".join(transport.addresses),
+                    url_of(listener),
+                )
+                run = service.run_view(config.run.name)
+                log.info("the run %s is %s; waiting for: %s", run.run, run.state, run.waiting or "nothing")
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(service.run)
                     nursery.start_soon(serve_rest, api, listener)

@@ -105,6 +105,7 @@ class CoordinatorService:
         proved: Callable[[str, tuple[str, ...]], tuple[str, ...]] | None = None,
     ) -> None:
         self._transport = transport
+        self._scorer = scorer
         prompts = PromptBook(
             run=config.run.name,
             task=task or _task(config.run.task),
@@ -160,7 +161,8 @@ class CoordinatorService:
 
     def pool_view(self) -> PoolView:
         """The pool as a whole."""
-        return self._overview.pool(self._office.config.announce or self._transport.addresses)
+        addresses = self._office.config.announce or self._transport.addresses
+        return self._overview.pool(addresses, self._scorer.confinement)
 
     def nodes_view(self) -> list[NodeView]:
         """Every node ever admitted, in the order of admission."""
@@ -196,7 +198,7 @@ class CoordinatorService:
     def create_token(self, *, uses: int, expires_seconds: float | None, actor: str, reason: str) -> str:
         """A token that lets `uses` new nodes in. Shown once: the ledger keeps its hash."""
         office = self._office
-        return issue_token(
+        token = issue_token(
             office.ledger,
             uses=uses,
             expires_seconds=expires_seconds,
@@ -205,6 +207,8 @@ class CoordinatorService:
             actor=actor,
             reason=reason,
         )
+        log.info("a token for %d nodes was made by %s: %s", uses, actor, reason)
+        return token
 
     def suspend_node(self, peer: str, *, actor: str, reason: str) -> None:
         """No more leases; what it delivered and is not consumed is withdrawn. Raises KeyError for an unknown node."""
@@ -215,13 +219,14 @@ class CoordinatorService:
         for key, entry in office.run.unfinished.items():
             if entry.peer != peer:
                 continue
-            if entry.state == "admitted" and entry.sequence <= office.run.delivered_sequence:
+            if office.run.was_delivered(entry):
                 asked.append(key)  # the learner may be training on it: it decides
             else:
                 changes.finish(entry, "withdrawn", f"its node was suspended: {reason}"[:512])
         with office.ledger.transaction() as connection:
             changes.write(connection, wall=office.wall())
             self._record_node(connection, peer, "suspended", actor, reason)
+        log.warning("%s was suspended by %s: %s", node.name, actor, reason, extra={"peer": peer})
         changes.apply()
         office.run.withdraw |= dict.fromkeys(asked, False)
         node.state, node.state_reason = "suspended", reason
@@ -238,6 +243,7 @@ class CoordinatorService:
         node = office.pool.nodes[peer]
         with office.ledger.transaction() as connection:
             self._record_node(connection, peer, "active", actor, reason)
+        log.info("%s was restored by %s: %s", node.name, actor, reason, extra={"peer": peer})
         node.state, node.state_reason = "active", ""
         node.slice_accepted()
         office.news.ring()

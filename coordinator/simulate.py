@@ -9,10 +9,12 @@ This module alone imports all packages, and nothing imports it.
 
 from __future__ import annotations
 
+import copy
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 import trio
@@ -26,20 +28,19 @@ from echo2.node.service import NodeService
 from echo2.node.spool import Finished, Spool
 from echo2.p2p.broadcast import Broadcaster
 from echo2.p2p.codec import decode_record
-from echo2.p2p.errors import Echo2Error
+from echo2.p2p.errors import Echo2Error, Refused
 from echo2.p2p.identity import Identity
 from echo2.p2p.join import JoinString
 from echo2.p2p.memory import MemoryNetwork
 from echo2.p2p.memory_store import MemoryStore
 from echo2.p2p.messages import PeerAddress, ReceiptBatch, SliceAck
-from echo2.tasks.model_card import ModelCard
 from echo2.tasks.scorer import InlineScorer
-from echo2.tasks.task import Prompt, Score, Split
 
 from . import schema
 from .config import CoordinatorConfig, RunConfig
 from .ledger import Ledger, open_ledger
 from .service import CoordinatorService
+from .simulated_model import SimulatedTask, SimulatedText
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -60,6 +61,19 @@ class Crash:
     process: str
     at_seconds: float
     down_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """A copy of a process's disk, taken at one time, is put back at a later one: the process is killed and restarted.
+
+    A copy taken at 0 s is an empty disk.
+    """
+
+    process: str
+    copied_seconds: float
+    at_seconds: float
+    down_seconds: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,9 @@ class Scenario:
     lease_seconds: float = 15.0
     partial_seconds: float = 60.0
     crashes: tuple[Crash, ...] = ()
+    put_back: PutBack | None = None
+    stop_seconds: float | None = None
+    """When an operator stops the run, if that is before its end."""
     patience_seconds: float = 3600.0
 
 
@@ -121,6 +138,8 @@ class Observed:
     """What happened, as the disks and the fakes saw it. `batches` and `resumes` are in order of time."""
 
     acknowledged: set[tuple[bytes, int]] = field(default_factory=set)
+    forgotten: set[tuple[bytes, int]] = field(default_factory=set)
+    """In the ledger, and unknown to the copy of it that was put back; or of a lease that is."""
     events: list[tuple[str, int, Batch | int]] = field(default_factory=list)
     """("step", epoch, batch) or ("resume", epoch, version)."""
     ledger: dict[tuple[bytes, int], str] = field(default_factory=dict)
@@ -138,48 +157,8 @@ class Observed:
     node_states: dict[str, str] = field(default_factory=dict)
 
 
-class SimulatedTask:
-    """As many prompts as the scenario asks; the reward is the parity of the response's length."""
-
-    name = "simulated"
-    train_size = 1000
-
-    def __init__(self, heldout_size: int) -> None:
-        self.heldout_size = heldout_size
-
-    def prompt(self, split: Split, index: int) -> Prompt:
-        """See `tasks.task.Task.prompt`."""
-        return Prompt(split, index, str(index))
-
-    def score(self, prompt: Prompt, response: str) -> Score:  # noqa: ARG002 - the protocol's signature
-        """See `tasks.task.Task.score`."""
-        return Score(float(len(response) % 2))
-
-
-class SimulatedText:
-    """Digits as tokens 0-9; token 10 ends a response."""
-
-    card = ModelCard(
-        name="simulated",
-        architecture="llama",
-        tokenizer_sha256="00" * 32,
-        vocabulary_size=12,
-        context_tokens=64,
-        stop_ids=(10,),
-        special_ids=(10,),
-    )
-
-    def encode(self, text: str) -> Sequence[int]:
-        """See `prompts.ModelText.encode`."""
-        return [int(digit) for digit in text]
-
-    def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """See `prompts.ModelText.decode`."""
-        return ["".join(str(token) for token in response if token != 10) for response in tokens]
-
-
 class Simulation:
-    """One world. `run` returns what was observed once the run has finished and every node knows its receipts."""
+    """One world. `run` returns what was observed once the run is over and every node knows its receipts."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -198,6 +177,7 @@ class Simulation:
         self._spools = {name: _WatchedSpool(self.observed) for name in self._node_names()}
         self._scopes: dict[str, trio.CancelScope] = {}
         self._down_until: dict[str, float] = {}
+        self._is_back = False
         self._token = ""
         self._token_made = trio.Event()
         self._service: CoordinatorService | None = None
@@ -218,25 +198,31 @@ class Simulation:
                     nursery.start_soon(self._supervise, name, mains.get(name) or self._node_main(name))
                 for crash in self.scenario.crashes:
                     nursery.start_soon(self._crash, crash)
+                if self.scenario.put_back is not None:
+                    nursery.start_soon(self._put_back, self.scenario.put_back)
+                if self.scenario.stop_seconds is not None:
+                    nursery.start_soon(self._stop, self.scenario.stop_seconds)
                 await self._until_over()
                 nursery.cancel_scope.cancel()
         self._collect()
         return self.observed
 
     async def _until_over(self) -> None:
-        """The run is finished, and every terminal state has reached its node as a receipt."""
+        """The run is over, and every terminal state has reached its node as a receipt."""
         while True:
             await trio.sleep(1.0)
+            back = self.scenario.put_back
             last_crash = max((crash.at_seconds for crash in self.scenario.crashes), default=0.0)
-            if self._service is None or self._now() < last_crash:
+            if self._service is None or self._now() < last_crash or (back and not self._is_back):
                 continue
             view = self._service.run_view(RUN)
             self.observed.run_state, self.observed.version = view.state, view.version
             self.observed.waiting = view.waiting
             left = view.rollouts.held + view.rollouts.admitted
             spools = [spool.counts() for spool in self._spools.values()]
-            quiet = all(counts.spooled == 0 and counts.undecided == 0 for counts in spools)
-            if view.state == "finished" and not left and quiet:
+            forgetful = back is not None and back.process == "coordinator"  # it owes receipts that it knows nothing of
+            quiet = all(counts.spooled == 0 and (forgetful or counts.undecided == 0) for counts in spools)
+            if view.state in {"finished", "stopped"} and not left and quiet:
                 self.observed.seconds = self._now()
                 return
 
@@ -266,6 +252,35 @@ class Simulation:
             self._service = None
         self._network.kill(self._identities[crash.process].peer_id)
         self._scopes[crash.process].cancel()
+
+    async def _put_back(self, back: PutBack) -> None:
+        await trio.sleep(back.copied_seconds)
+        while back.copied_seconds and not any(version for _, version in self._disk.checkpoints):  # noqa: ASYNC110
+            await trio.sleep(0.1)  # a copy without a trained step is as good as none
+        checkpoints, store = copy.deepcopy((self._disk.checkpoints, self._stores["learner"]))
+        ledger = _copy(self._ledger) if back.copied_seconds else open_ledger("sqlite://")
+        await trio.sleep(max(back.at_seconds - self._now(), 0.1))
+        self._is_back = True
+        await self._crash(Crash(back.process, 0.0, back.down_seconds))
+        if back.process == "learner":
+            self._disk.checkpoints, self._stores["learner"] = checkpoints, store
+            return
+        lost, self._ledger = self._ledger, ledger
+        if not back.copied_seconds:  # the operator hands out new join strings
+            self._token, self._token_made = "", trio.Event()
+            for name in self._node_names():
+                await self._crash(Crash(name, 0.0, back.down_seconds))
+        self.observed.forgotten = _rollouts(lost) - _rollouts(ledger)
+
+    async def _stop(self, at_seconds: float) -> None:
+        """The operator's `stop`, said again until a coordinator takes it; too late for a run that is finished."""
+        await trio.sleep(at_seconds)
+        while True:
+            if self._service is not None:
+                with suppress(Refused):
+                    self._service.stop_run(RUN, actor="simulation", reason="enough")
+                return
+            await trio.sleep(0.5)
 
     async def _coordinator(self) -> None:
         scenario = self.scenario
@@ -375,6 +390,9 @@ class Simulation:
                     observed.ledger[bytes(row.lease_id), row.sample] = row.state
                 else:
                     evaluated.add(bytes(row.lease_id))
+            if self._is_back:  # what comes for a lease that the ledger has forgotten is refused
+                leases = {bytes(lease_id) for lease_id in connection.scalars(sa.select(schema.leases.c.lease_id))}
+                observed.forgotten |= {key for key in observed.acknowledged if key[0] not in leases}
             for row in connection.execute(sa.select(schema.evaluations)):
                 observed.evaluations[row.version] = row._mapping["count"]
         for name, spool in self._spools.items():
@@ -392,6 +410,21 @@ class Simulation:
         for name, status in self._node_status.items():
             observed.installs += status.installs
             observed.node_states[name] = f"{status.state}: {status.waiting_for or status.last_error}"
+
+
+def _copy(ledger: Ledger) -> Ledger:
+    """What a backup of the database file holds."""
+    made = open_ledger("sqlite://")
+    with ledger.reading() as source, made.reading() as target:
+        database: Any = source.connection.driver_connection
+        database.backup(target.connection.driver_connection)
+    return made
+
+
+def _rollouts(ledger: Ledger) -> set[tuple[bytes, int]]:
+    with ledger.reading() as connection:
+        rows = connection.execute(sa.select(schema.rollouts.c.lease_id, schema.rollouts.c.sample))
+        return {(bytes(lease_id), sample) for lease_id, sample in rows}
 
 
 class _WatchedTrainer(FakeTrainer):

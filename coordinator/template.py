@@ -17,7 +17,7 @@ TEMPLATE = """\
 [run]
 name = "run-1"
 task = "arithmetic"                       # which prompts and which reward
-model_dir = "model"                       # made by: echo2-learner prepare --model tiny --out model
+model_dir = "../model"                    # made by: echo2-learner prepare --model tiny --out model
 learner = "PEER_ID"                       # printed by: echo2-learner identity --home DIR
 steps = 100                               # training steps of the whole run
 # seed = 0                                # orders the prompts

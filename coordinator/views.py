@@ -84,6 +84,8 @@ class PoolView(View):
     refused: dict[str, int]
     """Rollouts that ended before consumption, by reason."""
     protocol_errors: int
+    scorer_confinement: tuple[str, ...] = ()
+    """Layers that hold around the process that computes rewards; empty where none does."""
     trouble: str
     """Why requests are being refused just now (a full disk, a dead scorer); empty when nothing is wrong."""
 
@@ -157,7 +159,7 @@ class RunView(View):
     staleness: int | None
     kl: float | None
     bubble: float | None
-    """T_idle / (T_idle + T_train) over every reported step."""
+    """T_idle / (T_idle + T_train) over every reported step, without the wait before the first one."""
     t_train_seconds: float | None
     t_bcast_seconds: float | None
     """Median over the run's broadcasts."""

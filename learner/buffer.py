@@ -4,6 +4,7 @@
 |-----------------------------------------|-------------------------------------------------------------------------|
 | arrives, its slot (group, sample) empty | held                                                                    |
 | arrives again, held or decided          | ignored: the coordinator may resend                                     |
+| arrives again, reported as consumed     | reported again: the coordinator's ledger was put back                   |
 | arrives, slot held or consumed by another lease | stale (duplicate): a slot is never consumed twice               |
 | arrives, group consumed without it      | stale (late)                                                            |
 | is withdrawn while held, or unknown     | withdrawn; its slot may be filled anew                                  |
@@ -90,7 +91,7 @@ class Buffer:
     def add(self, rollout: AdmittedRollout, *, step: int, now: float) -> None:
         """A rollout arrived. `step` is the one being trained or waited for, `now` any steady clock in seconds."""
         key = (rollout.lease_id, rollout.sample)
-        if key in self._ordinals or key in self._outbox:
+        if key in self._ordinals or key in self._outbox or self._outbox.again(key):
             return
         consumed_mask = self.consumed.mask(rollout.ordinal)
         group = self._groups.get(rollout.ordinal)

@@ -149,6 +149,7 @@ def _to_json(progress: Progress, files: Mapping[str, Any]) -> dict[str, Any]:
         "version": progress.version,
         "consumed": [[first, stop, f"{mask:x}"] for first, stop, mask in progress.consumed],
         "finished": [[e.lease_id.hex(), e.sample, e.state, e.step, e.reason] for e in progress.finished],
+        "recent": [[e.lease_id.hex(), e.sample, e.step] for e in progress.recent],
         "steps": [metrics.model_dump() for metrics in progress.steps],
         "files": files,
     }
@@ -167,6 +168,10 @@ def _from_json(value: Any) -> Progress:
             for lease, sample, state, step, reason in value["finished"]
         ),
         steps=tuple(StepMetrics.model_validate(metrics) for metrics in value["steps"]),
+        recent=tuple(
+            Finished(lease_id=bytes.fromhex(lease), sample=sample, state="consumed", step=step, reason="")
+            for lease, sample, step in value.get("recent", ())  # absent from checkpoints of the first releases
+        ),
     )
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from echo2.p2p.errors import BadSignature, ConfigurationError
-from echo2.p2p.identity import public_key_of
+from echo2.p2p.identity import check_peer_id
 from echo2.p2p.join import SCHEME, parse_join_string
 from echo2.p2p.messages import Name, PeerAddress
-from echo2.p2p.settings import Multiaddr, Settings, SettingsPath, load_settings
+from echo2.p2p.settings import Multiaddr, Settings, SettingsPath, check_multiaddr, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,7 +110,8 @@ def _parse_coordinator(text: str) -> tuple[PeerAddress, str | None]:
             "/ip4/1.2.3.4/tcp/4001/p2p/PEER"
         )
     try:
-        public_key_of(peer)
-    except BadSignature as error:
+        check_peer_id(peer)
+        check_multiaddr(address)
+    except (BadSignature, ValueError) as error:
         raise ConfigurationError(f"coordinator = {text[:64]!r}: {error}") from error
     return PeerAddress(peer=peer, addresses=(address,)), None

@@ -53,6 +53,15 @@ class ConsumedSet:
         """(first, stop, mask) in order, as short as it gets."""
         return tuple(self._runs)
 
+    def unbroken(self) -> int:
+        """The least ordinal of which nothing was consumed."""
+        ordinal = 0
+        for first, stop, _ in self._runs:
+            if first != ordinal:
+                break
+            ordinal = stop
+        return ordinal
+
     def count(self) -> int:
         """Consumed rollouts."""
         return sum((stop - first) * mask.bit_count() for first, stop, mask in self._runs)

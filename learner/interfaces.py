@@ -78,7 +78,8 @@ class Progress:
     """Where a run stands, as a checkpoint keeps it beside the weights (DESIGN section 11).
 
     `consumed` is exact: (first, stop, mask) says that of each group first <= ordinal < stop, the samples whose bit is
-    set in `mask` were trained on. `finished` and `steps` are what the coordinator has not yet acknowledged.
+    set in `mask` were trained on. `finished` and `steps` are what the coordinator has not yet acknowledged; `recent` is
+    what it has, the newest consumptions, to be told again to a ledger that was put back to an older state.
     """
 
     run: str
@@ -87,6 +88,7 @@ class Progress:
     consumed: tuple[tuple[int, int, int], ...] = ()
     finished: tuple[Finished, ...] = ()
     steps: tuple[StepMetrics, ...] = ()
+    recent: tuple[Finished, ...] = ()
 
 
 class Trainer(Protocol):

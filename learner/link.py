@@ -1,7 +1,7 @@
 """The learner's line to the coordinator: hello first and after every break, then asks until it is answered.
 
-A coordinator that is down, restarting or saying no for now is waited for, for ever, with the reason on show. Only a
-refusal of the very first hello ends the process: then a person must change something.
+A coordinator that is down, restarting or saying no for now (a refusal with a time to come again) is waited for, for
+ever, with the reason on show. A final refusal ends the process: then a person must change something.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import trio
 from echo2.p2p.channel import request
 from echo2.p2p.errors import ConfigurationError, ProtocolError, Refused, Unreachable
 from echo2.p2p.identity import open_signed
-from echo2.p2p.messages import WIRE_VERSION, Hello, Message, RunDescriptor, Welcome
+from echo2.p2p.messages import WIRE_VERSION, Hello, Message, RunDescriptor, Standing, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,13 +28,19 @@ BACKOFF_SECONDS_FIRST = 0.5
 BACKOFF_SECONDS_MAX = 30.0
 """A coordinator back from a restart is found within this time."""
 
+PASSING = frozenset({"run_over"})
+"""Refusals without a time to come again that need nobody: the next fetch says the same, and ends the asking."""
+
 SOFTWARE = "echo2-learner/0.1"
 
 log = logging.getLogger(__name__)
 
 
 class CoordinatorLink:
-    """Requests to one coordinator. `trouble` says what is being waited for, "" when all is well."""
+    """Requests to one coordinator. `trouble` says what is being waited for, "" when all is well.
+
+    `standing` is what the coordinator said last of its ledger; `greeted` is called at each hello.
+    """
 
     def __init__(self, transport: Transport, coordinator: PeerAddress, run: str, name: str) -> None:
         self._transport = transport
@@ -44,6 +50,8 @@ class CoordinatorLink:
         self._greeted = False
         self._greeting = trio.Lock()
         self.trouble: dict[ProtocolName, str] = {}
+        self.standing: Standing | None = None
+        self.greeted: Callable[[], None] = lambda: None
 
     async def first_hello(self, accept: Callable[[RunDescriptor], None]) -> RunDescriptor:
         """The run as the coordinator describes it, once it answers.
@@ -68,7 +76,10 @@ class CoordinatorLink:
         return descriptor
 
     async def ask(self, protocol: ProtocolName, message: Message, reply: type[M], *, wait_seconds: float = 0.0) -> M:
-        """The coordinator's reply, however long it takes. Only for requests that may be repeated."""
+        """The coordinator's reply, however long it takes. Only for requests that may be repeated.
+
+        Raises ConfigurationError when it refuses for good.
+        """
         backoff = Backoff()
         try:
             while True:
@@ -80,6 +91,8 @@ class CoordinatorLink:
                         self._transport, self._coordinator, protocol, message, reply, wait_seconds=wait_seconds
                     )
                 except Refused as refusal:
+                    if refusal.retry_seconds is None and refusal.code not in PASSING:
+                        raise ConfigurationError(f"the coordinator refuses this learner: {refusal}") from refusal
                     seconds = max(refusal.retry_seconds or 0.0, backoff.next())
                     self._show(protocol, f"the coordinator refuses {protocol}: {refusal}")
                 except (Unreachable, ProtocolError) as error:
@@ -108,6 +121,8 @@ class CoordinatorLink:
                 "the coordinator's run, or start with the home folder that holds that key"
             )
         self._greeted = True
+        self.standing = welcome.standing
+        self.greeted()
         return descriptor
 
     def _show(self, protocol: ProtocolName, trouble: str) -> None:

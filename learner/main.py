@@ -13,11 +13,18 @@ import typer
 
 from echo2.p2p.broadcast import Broadcaster
 from echo2.p2p.channel import hold_against
-from echo2.p2p.daemon import STATUS_FILE, configure_logging, lock_state_dir, run_cli, run_daemon, write_status
+from echo2.p2p.daemon import (
+    STATUS_FILE,
+    configure_logging,
+    lock_state_dir,
+    run_cli,
+    run_daemon,
+    stoppable,
+    write_status,
+)
 from echo2.p2p.disk_store import DiskStore
 from echo2.p2p.errors import ConfigurationError, ProtocolError
 from echo2.p2p.identity import load_or_create_identity
-from echo2.p2p.libp2p_transport import open_libp2p_transport
 
 from .config import IDENTITY_FILE, SNAPSHOTS_FOLDER, LearnerConfig, load_config
 from .prepare import MODEL_NAMES, prepare
@@ -69,7 +76,7 @@ def run(
         raise ConfigurationError(f"--log-level {log_level} is not one of {', '.join(LOG_LEVELS)}")
     settings = load_config(config)
     configure_logging("echo2-learner", log_level)
-    with lock_state_dir(settings.home):
+    with stoppable(), lock_state_dir(settings.home):
         key = load_or_create_identity(settings.identity_path)
         from .trainer import TorchTrainer  # here: a mistake in the settings is told before the seconds torch takes
 
@@ -77,6 +84,8 @@ def run(
 
 
 async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer) -> None:
+    from echo2.p2p.libp2p_transport import open_libp2p_transport  # takes seconds to load
+
     coordinator = config.coordinator_address
     store = DiskStore(config.home / SNAPSHOTS_FOLDER)
     async with open_libp2p_transport(key, config.listen, announce=config.announce, state_dir=config.home) as transport:

@@ -56,6 +56,8 @@ class Publisher:
         self._wall = wall
         self._offered: tuple[int, int] | None = None
         self._busy = False
+        self._newest: PublishRequest | None = None
+        self._repeat = False
         self._scope = trio.CancelScope()
         self._changed = trio.lowlevel.ParkingLot()
         self.published: tuple[int, int] | None = None
@@ -64,6 +66,14 @@ class Publisher:
     def offer(self, epoch: int, version: int) -> None:
         """Publish this checkpoint, which is durable, as soon as the one before it is out."""
         self._offered = (epoch, version)
+        self._changed.unpark_all()
+
+    def again(self) -> None:
+        """The coordinator may have forgotten what is published: tell it of the newest again, in the very same bytes.
+
+        So nodes that have it need nothing anew. Safe when it has forgotten nothing.
+        """
+        self._repeat = self._newest is not None
         self._changed.unpark_all()
 
     def stop(self) -> None:
@@ -80,7 +90,11 @@ class Publisher:
         with self._scope:
             while True:
                 if self._offered is None:
-                    await self._changed.park()
+                    if self._repeat and self._newest is not None:
+                        self._repeat = False
+                        await self._link.ask("publish", self._newest, PublishReply)
+                    else:
+                        await self._changed.park()
                     continue
                 (epoch, version), self._offered = self._offered, None
                 self._busy = True
@@ -105,6 +119,7 @@ class Publisher:
             if self._offered is not None:  # a newer one waits, and this one's checkpoint may be gone by now
                 return False
         self.trouble = ""
+        self._newest, self._repeat = request, False
         await self._link.ask("publish", request, PublishReply)
         log.info("published version %d", version, extra={"epoch": epoch, "version": version})
         return True

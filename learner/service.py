@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import TYPE_CHECKING
 
 import trio
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from echo2.p2p.broadcast import Broadcaster
     from echo2.p2p.identity import Identity
-    from echo2.p2p.messages import PeerAddress, RunDescriptor
+    from echo2.p2p.messages import PeerAddress, RunDescriptor, Standing
     from echo2.p2p.store import SnapshotStore
     from echo2.p2p.transport import Transport
     from echo2.tasks.model_card import ModelCard
@@ -46,6 +47,9 @@ FETCH_PAUSE_SECONDS = 0.2
 """After a reply without rollouts: a coordinator that answers at once must not be asked in a tight loop."""
 
 STATUS_SECONDS = 1.0
+
+TELL_SECONDS = 5.0
+"""How soon the coordinator hears that this learner waits for something else than it did."""
 
 ENDED = frozenset({"finished", "failed", "stopped"})
 """Run states in which nothing more is trained."""
@@ -92,6 +96,12 @@ class LearnerService:
         self._version = 0
         self._steps = 0
         self._gauges = Gauges()
+        self._ledger_note = ""
+        self._report_due = False
+        self._told_waiting = ""
+        self._known: Standing | None = None
+        self._told_version = 0
+        self._after = 0
         self._outbox = Outbox()
         self._buffer = Buffer(group_size=1, groups_per_step=1, staleness_max=0, outbox=self._outbox)  # until joined
         self._arrived = trio.lowlevel.ParkingLot()
@@ -109,8 +119,10 @@ class LearnerService:
                 nursery.start_soon(self._show_status, self._show)
             self._descriptor = await self._link.first_hello(self._check)
             await self._resume()
+            self._link.greeted = self._greeted
             nursery.start_soon(self._fetch)
             nursery.start_soon(self._report)
+            nursery.start_soon(self._tell_waiting)
             nursery.start_soon(self._publisher.run)
             await self._learn()
 
@@ -161,6 +173,7 @@ class LearnerService:
             consumed=self._buffer.consumed.runs(),
             finished=unreported.finished,
             steps=unreported.steps,
+            recent=self._outbox.recent(),
         )
         backoff = Backoff()
         while True:
@@ -170,6 +183,9 @@ class LearnerService:
             except OSError as error:
                 self._waiting_for = f"the disk: the checkpoint cannot be written: {error}"
                 log.warning("%s", self._waiting_for)
+                if self._state == "restoring":  # the services that tell the coordinator are not up yet
+                    with trio.move_on_after(TELL_SECONDS):
+                        await self._report_once()
                 await trio.sleep(backoff.next())
         self._waiting_for = ""
         self._outbox.durable_version = self._version
@@ -209,21 +225,30 @@ class LearnerService:
     async def _resume(self) -> None:
         """Begin at version 0, or go on from the newest checkpoint; either way under an epoch never used before.
 
-        The epoch is made durable before anything is published under it, so that no two manifests share an order.
+        Never used as far as this home knows, and as far as the coordinator does: the home may be an old copy. The epoch
+        is made durable before anything is published under it, so that no two manifests share an order. Before that the
+        coordinator is told where the run goes on from; it refuses a learner that has lost what was published.
         """
         self._state = "restoring"
+        self._known = self._link.standing
         progress = await self._trainer.restore()
         if progress is not None and progress.run != self._run:
             raise ConfigurationError(
                 f"this home folder holds the run {progress.run!r}, not {self._run!r}; choose another home"
             )
         accepted = self._store.accepted(self._identity.peer_id, self._run)
-        used = [entry.epoch for entry in (progress, accepted) if entry is not None]
-        self._epoch = max(used) + 1 if used else 0
+        used = [entry for entry in (progress, accepted) if entry is not None]
+        epochs = [entry.epoch for entry in used]
+        standing = self._link.standing
+        if standing is not None and standing.epoch is not None:
+            epochs.append(standing.epoch)
+        self._epoch = max(epochs) + 1 if epochs else 0
         progress = progress or Progress(run=self._run, epoch=self._epoch, version=0)
         self._version = progress.version
         self._steps = self._descriptor.steps
-        self._outbox = Outbox(progress.finished, progress.steps, durable_version=progress.version)
+        self._outbox = Outbox(
+            progress.finished, progress.steps, recent=progress.recent, durable_version=progress.version
+        )
         self._buffer = Buffer(
             group_size=self._descriptor.group_size,
             groups_per_step=self._descriptor.rollouts_per_step // self._descriptor.group_size,
@@ -231,9 +256,49 @@ class LearnerService:
             outbox=self._outbox,
             consumed=ConsumedSet(progress.consumed),
         )
+        if standing is not None and self._version < (standing.published_version or 0):
+            log.warning(
+                "version %d was published, the newest checkpoint here is version %d: steps %d and above are undone",
+                standing.published_version,
+                self._version,
+                self._version,
+            )
+        await self._report_once()
         await self._checkpoint()
         self._publisher.offer(self._epoch, self._version)
         log.info("at version %d, epoch %d", self._version, self._epoch)
+
+    def _greeted(self) -> None:
+        """Hello was said again. A coordinator that was started anew may have an older ledger than it had.
+
+        So it is told of the newest snapshot again, asked for every rollout again, and sent a report; each of these
+        changes nothing when it has forgotten nothing.
+        """
+        standing, known = self._link.standing, self._known
+        if standing is None or (known is not None and known.incarnation == standing.incarnation):
+            return
+        self._known = standing
+        published = self._publisher.published
+        theirs = (
+            (standing.published_epoch, standing.published_version)
+            if standing.published_epoch is not None and standing.published_version is not None
+            else (-1, -1)
+        )
+        behind = []
+        if published is not None and theirs < published:
+            has = "no snapshot" if theirs[0] < 0 else f"version {theirs[1]} of epoch {theirs[0]}"
+            behind.append(f"it has {has}, version {published[1]} of epoch {published[0]} was published")
+        if standing.learner_version < self._told_version:
+            behind.append(f"it knows of {standing.learner_version} steps, {self._told_version} were reported")
+        if standing.admitted_sequence < self._after:
+            behind.append(f"it has admitted {standing.admitted_sequence} rollouts, {self._after} were fetched")
+        if behind:
+            self._ledger_note = f"the coordinator's ledger is older than it was ({'; '.join(behind)}): telling it again"
+            log.warning("%s", self._ledger_note)
+            self._outbox.measured_again()
+        self._publisher.again()
+        self._report_due = True
+        self._decided.unpark_all()
 
     # what runs beside training
 
@@ -241,17 +306,20 @@ class LearnerService:
         """Admitted rollouts into the buffer, for ever. Pacing keeps them few; the bound is for when it does not."""
         descriptor = self._descriptor
         held_max = (descriptor.staleness_max + 2) * descriptor.rollouts_per_step
-        after = 0
+        read_from = self._known
         while True:
             while len(self._buffer) >= held_max:
                 await self._taken.park()
+            if self._known is not read_from:  # another incarnation: from the first, whatever was settled with the old
+                read_from, self._after = self._known, 0
+                self._outbox.forget(self._outbox.settled())
             request = AdmittedRequest(
-                run=self._run, after_sequence=after, rollouts_max=FETCH_ROLLOUTS, wait_seconds=FETCH_SECONDS
+                run=self._run, after_sequence=self._after, rollouts_max=FETCH_ROLLOUTS, wait_seconds=FETCH_SECONDS
             )
             settled = self._outbox.settled()
             reply = await self._link.ask("admitted", request, AdmittedReply, wait_seconds=FETCH_SECONDS)
             for rollout in reply.rollouts:
-                after = max(after, rollout.sequence)
+                self._after = max(self._after, rollout.sequence)
                 reason = fault(
                     rollout,
                     vocabulary_size=descriptor.vocabulary_size,
@@ -264,6 +332,8 @@ class LearnerService:
             for key in reply.withdraw:
                 self._buffer.withdraw((key.lease_id, key.sample), step=self._version)
             self._outbox.forget(settled)
+            if self._known is read_from:
+                self._ledger_note = ""
             self._run_state = reply.run_state
             if self._run_state in ENDED:
                 self._publisher.stop()
@@ -274,23 +344,39 @@ class LearnerService:
 
     async def _report(self) -> None:
         """What became of the rollouts, and each step's numbers, until the coordinator has acknowledged them."""
-        first = True  # even when there is nothing to tell: a resumed learner is at an older version than it said last
         while True:
-            report = self._outbox.report()
-            if not report and not first:
+            if not self._outbox.report() and not self._report_due:
                 await self._decided.park()
                 continue
-            first = False
-            message = LearnerReport(
-                run=self._run,
-                epoch=self._epoch,
-                version=self._version,
-                finished=report.finished,
-                steps=report.steps,
-                status=(self._waiting() or self._state)[:512],
-            )
-            await self._link.ask("report", message, Ack)
-            self._outbox.acknowledge(report)
+            await self._report_once()
+
+    async def _tell_waiting(self) -> None:
+        """A report of nothing but the reason, when that is another; changing numbers alone are none."""
+        while True:
+            await trio.sleep(TELL_SECONDS)
+            if _kind(self._waiting()) != self._told_waiting:
+                self._report_due = True
+                self._decided.unpark_all()
+
+    async def _report_once(self) -> None:
+        """One report, even when there is nothing to tell but where this learner is."""
+        self._report_due = False
+        self._told_waiting = _kind(self._waiting())
+        report = self._outbox.report()
+        consumed = self._buffer.consumed
+        message = LearnerReport(
+            run=self._run,
+            epoch=self._epoch,
+            version=self._version,
+            finished=report.finished,
+            steps=report.steps,
+            status=(self._waiting() or self._state)[:512],
+            consumed=consumed.count() - self._outbox.consumed_unreported(report),
+            groups_before=consumed.unbroken(),
+        )
+        await self._link.ask("report", message, Ack)
+        self._outbox.acknowledge(report)
+        self._told_version = max(self._told_version, message.version)
 
     # what is shown
 
@@ -304,9 +390,9 @@ class LearnerService:
             log.warning("step %d: an update was left out: %s", batch.step, reason)
 
     def _waiting(self) -> str:
-        return "; ".join(filter(None, [self._waiting_for, *self._link.trouble.values(), self._publisher.trouble]))[
-            :2000
-        ]
+        return "; ".join(
+            filter(None, [self._ledger_note, self._waiting_for, *self._link.trouble.values(), self._publisher.trouble])
+        )[:2000]
 
     def status(self) -> LearnerStatus:
         """What this learner is doing, and what it waits for."""
@@ -337,3 +423,8 @@ class LearnerService:
         while True:
             show(self.status())
             await trio.sleep(STATUS_SECONDS)
+
+
+def _kind(reason: str) -> str:
+    """A reason without its numbers."""
+    return re.sub(r"[0-9]+", "#", reason)

@@ -106,6 +106,7 @@ class Delivery:
         self._situation.counts = self._spool.counts()
         self._situation.happened(Cleared("disk"))
         self._situation.notify()
+        self._situation.succeeded("submit", "spool", "rejected")
         for ack in reply.acks:
             if ack.state == "rejected":
                 self._situation.failed("rejected", ack.reason)
@@ -122,6 +123,7 @@ class Delivery:
                 while await self._collect(membership):
                     pass
                 self._receipts_backoff.reset()
+                self._situation.succeeded("receipts")
             except Unreachable as error:
                 self._member.lost(membership, error)
                 wait = self._receipts_backoff.next()

@@ -6,6 +6,7 @@ no keys and a scrubbed environment. It ends when its stdin closes, which is also
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -30,9 +31,12 @@ from .engine_wire import (
 )
 from .llama_engine import LlamaEngine
 
+_PR_SET_PDEATHSIG = 1
+
 
 def main() -> None:
     """Serve requests until stdin closes."""
+    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the parent decides
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not land among the frames
@@ -43,6 +47,12 @@ def main() -> None:
     _send(replies, {"ok": True, "options": dataclasses.asdict(options)})
     while True:
         _send(replies, _answer(engine, requests.get()))
+
+
+def _die_with_parent() -> None:
+    """Also when this process is stopped, and so does not see its stdin close."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _read(stdin: BinaryIO, requests: queue.Queue[dict[str, Any]]) -> None:

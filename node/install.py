@@ -76,7 +76,7 @@ class Installer:
                 continue
             membership = await self._situation.joined()
             try:
-                snapshot = await self._fetch(membership, notice)
+                snapshot = await self._fetch_and_tell(membership, notice)
             except (Unreachable, Refused, ProtocolError, StorageFailed) as error:
                 self._situation.failed(f"snapshot {notice.version}", error)
                 if isinstance(error, StorageFailed) and self._situation.installed is None:
@@ -106,6 +106,12 @@ class Installer:
                 log.info("using snapshot %d from disk", manifest.version)
                 return
 
+    async def _fetch_and_tell(self, membership: Membership, notice: PoolNotice) -> Snapshot:
+        try:
+            return await self._fetch(membership, notice)
+        finally:
+            self._situation.late = self._broadcaster.late
+
     async def _fetch(self, membership: Membership, notice: PoolNotice) -> Snapshot:
         assert notice.manifest_hash is not None
         ask = ManifestRequest(run=membership.descriptor.run, manifest_hash=notice.manifest_hash)
@@ -129,7 +135,8 @@ class Installer:
             try:
                 # A learner that resumed publishes the same bytes under a higher epoch: nothing to load.
                 if current is None or current.manifest.snapshot_sha256 != manifest.snapshot_sha256:
-                    await self._engine.load(snapshot.path, manifest.snapshot_sha256)
+                    with situation.engine_at(f"loading snapshot {manifest.version}"):
+                        await self._engine.load(snapshot.path, manifest.snapshot_sha256)
             except SnapshotRefused as error:
                 self._refused.add(snapshot.manifest_hash)
                 situation.failed(f"snapshot {manifest.version} cannot be used", error)
@@ -144,6 +151,7 @@ class Installer:
                 return False
             situation.installed = snapshot
             situation.installs += 1
+            situation.succeeded("engine", "snapshot")
             situation.happened(Cleared("engine"))
             situation.happened(Cleared("snapshot"))
             situation.happened(Installed())

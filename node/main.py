@@ -13,28 +13,31 @@ import trio
 import typer
 
 from echo2.p2p.daemon import (
+    EXIT_FAILED,
     STATUS_FILE,
     configure_logging,
+    is_in_use,
     lock_state_dir,
     read_status,
     run_cli,
     run_daemon,
+    stoppable,
     write_status,
 )
 from echo2.p2p.disk_store import DiskStore
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.join import JoinString, parse_join_string
-from echo2.p2p.libp2p_transport import open_libp2p_transport
-from echo2.p2p.nat import NatNode
-from echo2.p2p.settings import make_settings
+from echo2.p2p.settings import home_path, make_settings, read_text
 
 from .commands import FileCommands
 from .config import NodeSettings
+from .home import remember_join, remembered_join
 from .process_engine import ProcessEngine
+from .receipts import checked, coordinator_of, kept_receipts
 from .service import NodeService
 from .spool import Spool
-from .status import table
+from .status import NodeStatus, table
 
 HOME_DEFAULT = Path("~/.echo2-node")
 
@@ -42,11 +45,11 @@ KEY_FILE = "identity.key"
 SPOOL_FILE = "spool.sqlite"
 SNAPSHOTS_FOLDER = "snapshots"
 
-JOIN_CHARACTERS_MAX = 4096
+JOIN_BYTES_MAX = 4096
 """Longer than any join string; a file named by mistake is not read whole."""
 
 STATUS_AGE_SECONDS_MAX = 10.0
-"""The daemon writes its status each second; one older than this was left by a daemon that is gone."""
+"""The daemon writes its status each second; one older than this says nothing of now."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -61,8 +64,13 @@ def main() -> None:
 @app.command()
 def run(
     join: Annotated[
-        str, typer.Option("--join", help="The join string you were given (echo2://...), or @FILE that holds it.")
-    ],
+        str,
+        typer.Option(
+            "--join",
+            help="The join string you were given (echo2://...), or @FILE that holds it; the node remembers it.",
+            show_default=False,
+        ),
+    ] = "",
     home: Home = HOME_DEFAULT,
     name: Annotated[str, typer.Option(help="What the node is called in lists.")] = "node",
     listen: Annotated[
@@ -85,7 +93,8 @@ def run(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Take part in a run until stopped (Ctrl-C, SIGTERM) or told to finish."""
-    parsed = parse_join_string(_join_text(join))
+    folder = home_path(home)
+    parsed = parse_join_string(_join_text(join) if join else remembered_join(folder))
     settings = make_settings(
         {
             "name": name,
@@ -106,8 +115,7 @@ def run(
     if log_level.lower() not in {"debug", "info", "warning", "error"}:
         raise ConfigurationError(f"--log-level {log_level}: use debug, info, warning or error")
     configure_logging("node", log_level)
-    folder = home.expanduser()
-    with lock_state_dir(folder):
+    with stoppable(), lock_state_dir(folder):
 
         async def serve() -> None:
             await _serve(settings, parsed, folder)
@@ -120,12 +128,32 @@ def _join_text(join: str) -> str:
     if not join.startswith("@"):
         return join
     try:
-        return Path(join[1:]).expanduser().read_text(encoding="utf-8")[:JOIN_CHARACTERS_MAX]
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(Path(join[1:]), "join string", bytes_max=JOIN_BYTES_MAX)
+    except ConfigurationError as error:
         raise ConfigurationError(f"--join {join}: the file cannot be read: {error}") from error
 
 
+class _Show:
+    """Writes the status file; once the coordinator has spoken, also the join string, so that it need not be said again.
+
+    Not before: a mistyped one is not kept.
+    """
+
+    def __init__(self, home: Path, join: JoinString) -> None:
+        self._home = home
+        self._join: JoinString | None = join
+
+    def __call__(self, status: NodeStatus) -> None:
+        write_status(self._home / STATUS_FILE, status)
+        if self._join is not None and status.node_state:
+            remember_join(self._home, self._join)
+            self._join = None
+
+
 async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
+    from echo2.p2p.libp2p_transport import open_libp2p_transport  # takes seconds to load
+    from echo2.p2p.nat import NatNode
+
     identity = load_or_create_identity(home / KEY_FILE)
     spool = Spool(home / SPOOL_FILE)
     engine = ProcessEngine(settings.engine)
@@ -148,7 +176,7 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
                 commands=FileCommands(home),
                 network=transport.view,
                 nat=nat,
-                show=lambda status: write_status(home / STATUS_FILE, status),
+                show=_Show(home, join),
                 software=f"echo2-node {version('echo2')}",
             )
             await service.run()
@@ -168,16 +196,37 @@ def status(
     if found is None:
         raise ConfigurationError(f"no node has run in {path.parent} yet; start one with `echo2-node run`")
     age = time.time() - path.stat().st_mtime
-    running = age <= STATUS_AGE_SECONDS_MAX and found.get("state") != "stopped"
+    running = is_in_use(path.parent)
     if as_json:
         typer.echo(json.dumps(found | {"running": running}, indent=1))
         return
     rows = table(found)
     if not running:
         rows.insert(0, ("not running", f"last seen {age:.0f} s ago; what follows is from then"))
+    elif age > STATUS_AGE_SECONDS_MAX:
+        rows.insert(0, ("running", f"but its status is {age:.0f} s old: it is stuck, or this disk takes no more"))
     width = max(len(label) for label, _ in rows)
     for label, text in rows:
         typer.echo(f"{label:<{width}}  {text}")
+
+
+@app.command()
+def receipts(
+    home: Home = HOME_DEFAULT,
+    coordinator: Annotated[
+        str, typer.Option(help="Peer id of the coordinator that signed; that of the join string unless said.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a receipt.")] = False,
+) -> None:
+    """List the receipts kept here and verify them, without the network. Exit 1 when one is not what was signed."""
+    folder = _existing(home)
+    signer = coordinator or coordinator_of(folder)
+    kept = checked(kept_receipts(folder / SPOOL_FILE), signer, load_or_create_identity(folder / KEY_FILE).peer_id)
+    for line in kept.lines(as_json=as_json):
+        typer.echo(line)
+    typer.echo(kept.verdict(signer), err=True)
+    if kept.bad:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command()
@@ -202,7 +251,7 @@ def finish(home: Home = HOME_DEFAULT) -> None:
 
 
 def _existing(home: Path) -> Path:
-    folder = home.expanduser()
+    folder = home_path(home)
     if not folder.is_dir():
         raise ConfigurationError(f"there is no node home {folder}; is --home right?")
     return folder

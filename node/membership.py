@@ -17,6 +17,8 @@ from echo2.p2p.messages import (
     HeartbeatBody,
     HeartbeatReply,
     Hello,
+    LeaseReply,
+    LeaseRequest,
     PoolNotice,
     RunDescriptor,
     Welcome,
@@ -45,11 +47,21 @@ HEARTBEAT_PAUSE_SECONDS_MIN = 0.25
 SESSION_ENDED = "session_ended"
 """The coordinator's word that a later process goes on with this key."""
 
+NO_TOKEN = frozenset({"token_missing", "token_unknown", "token_expired", "token_spent"})
+"""Codes by which a coordinator turns away a key that it does not know."""
+
 SUSPENDED_STATES = frozenset({"suspended", "banned"})
+
+SUSPENDED_REASON = "suspended: "
+"""How a reply to a request for work begins that says why there is none for this node."""
 
 
 class Member:
-    """Owns `Situation.membership` and `Situation.notice`."""
+    """Owns `Situation.membership` and `Situation.notice`.
+
+    `was_member` says whether this home has taken part in the run before. Then a coordinator that does not know its
+    token has lost its ledger, or was started on another: the operator's to mend, so the node waits.
+    """
 
     def __init__(
         self,
@@ -62,10 +74,12 @@ class Member:
         software: str,
         rng: random.Random,
         addresses: Callable[[], tuple[str, ...]],
+        was_member: Callable[[], bool] = lambda: False,
     ) -> None:
         self._situation = situation
         self._addresses = addresses
         self._unsaid = False
+        self._was_member = was_member
         self._config = config
         self._identity = identity
         self._transport = transport
@@ -75,6 +89,7 @@ class Member:
         self._session = rng.randbytes(16)
         self._sequence = 0
         self._memberships = 0
+        self._why = ""
 
     def lost(self, membership: Membership, error: Exception) -> None:
         """A request made under `membership` failed in a way that only a new hello can mend."""
@@ -114,7 +129,8 @@ class Member:
                 self._welcomed(welcome)
                 return
             except Refused as error:
-                if error.retry_seconds is None:
+                again = error.code in NO_TOKEN and (self._memberships or self._was_member())
+                if error.retry_seconds is None and not again:
                     raise ConfigurationError(f"the coordinator refuses this node: {error.detail}") from error
                 wait = error.retry_seconds
                 self._situation.failed("coordinator", error)
@@ -132,6 +148,7 @@ class Member:
             raise SchemaViolation(f"the coordinator chose wire version {welcome.wire_version}, which was not offered")
         self._memberships += 1
         self._situation.membership = Membership(self._memberships, descriptor, welcome.heartbeat_seconds)
+        self._situation.succeeded("coordinator", "heartbeat")
         self._verdict(welcome.node_state)
         self._situation.happened(Joined())
         log.info("joined run %s of %s", descriptor.run, self._join.peer)
@@ -167,7 +184,10 @@ class Member:
             nursery.start_soon(self._cancel_on_news, shown, nursery.cancel_scope)
             try:
                 notice = await self._heartbeat(membership)
+                if notice.node_state in SUSPENDED_STATES:
+                    await self._ask_why(membership)
                 self._situation.notice = notice
+                self._situation.succeeded("heartbeat")
                 self._verdict(notice.node_state)
                 self._situation.notify()
             except (ProtocolError, Unreachable, Refused) as error:
@@ -186,12 +206,13 @@ class Member:
             epoch=snapshot.manifest.epoch if snapshot else 0,
             version=snapshot.manifest.version if snapshot else None,
             manifest_hash=snapshot.manifest_hash if snapshot else None,
-            state=situation.state.value,
+            state=situation.says,
             leases_held=situation.leases_held,
             rollouts_generated=situation.counts.generated,
             rollouts_spooled=situation.counts.spooled,
             tokens_per_second=situation.tokens_rate.per_second or 0.0,
             hold_seconds=membership.heartbeat_seconds,
+            late=situation.late,
         )
         reply = await request(
             self._transport,
@@ -207,6 +228,20 @@ class Member:
             raise SchemaViolation("the notice answers another heartbeat than this node's last")
         return notice
 
+    async def _ask_why(self, membership: Membership) -> None:
+        """A notice names the verdict; its reason is in the empty reply to a request for work.
+
+        The request names no snapshot of any run, so it could not be given work even if the verdict has just changed.
+        """
+        ask = LeaseRequest(run=membership.descriptor.run, manifest_hash=bytes(32), samples_max=1, wait_seconds=0.0)
+        try:
+            reply = await request(self._transport, self._join.coordinator, "leases", ask, LeaseReply)
+        except (ProtocolError, Unreachable, Refused) as error:
+            log.info("the reason of the suspension is not known yet: %s", error)
+            return
+        if reply.reason.startswith(SUSPENDED_REASON):
+            self._why = reply.reason.removeprefix(SUSPENDED_REASON)
+
     def _shown(self) -> tuple[object, ...]:
         """What the coordinator must hear of at once."""
         return (self._situation.order, self._situation.state)
@@ -220,6 +255,7 @@ class Member:
 
     def _verdict(self, node_state: str) -> None:
         if node_state in SUSPENDED_STATES:
-            self._situation.happened(Blocked("coordinator", f"the coordinator has {node_state} this node"))
+            why = f": {self._why}" if self._why else ""
+            self._situation.happened(Blocked("coordinator", f"the coordinator has {node_state} this node{why}"))
         else:
             self._situation.happened(Cleared("coordinator"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -18,11 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
+from .child import start_child
 from .engine import EngineError, EngineFailed, EngineOptions, OrderRefused, SliceOrder, SliceResult, SnapshotRefused
 from .engine_wire import LENGTH, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, orders_out, pack, slices_in, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from .child import Child
 
 T = TypeVar("T")
 
@@ -34,8 +36,16 @@ START_SECONDS = 60.0
 LOAD_SECONDS = 900.0
 """Hashing and loading tens of gigabytes from a hard disk."""
 
+LOAD_BYTES_PER_SECOND_MIN = 20e6
+"""Slower than any disk that a model of gigabytes is on: sets how long a load may take."""
+
 GENERATE_SECONDS = 900.0
-"""One batch. The services size batches to seconds, so this only catches a hang."""
+"""One batch, while nothing is known of this machine's speed. The services size batches to seconds."""
+
+PATIENCE_SECONDS = 60.0
+PATIENCE_FACTOR = 20.0
+"""A call may take max(60 s, 20 x what it should take), and four times that after each failure in a row: far above any
+busy machine, and a process that hangs costs a minute instead of a quarter of an hour."""
 
 FAILURES_MAX = 4
 """Failures in a row before the node pauses and says why."""
@@ -70,6 +80,7 @@ class ProcessEngine:
         command: Sequence[str] | None = None,
         generate_seconds: float = GENERATE_SECONDS,
         load_seconds: float = LOAD_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
         backoff_seconds: float = BACKOFF_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = trio.sleep,
     ) -> None:
@@ -78,9 +89,12 @@ class ProcessEngine:
         self._options = options
         self._generate_seconds = generate_seconds
         self._load_seconds = load_seconds
+        self._patience_seconds = patience_seconds
+        self._sample_seconds: float | None = None
+        self._failures = 0
         self._backoff_seconds = backoff_seconds
         self._sleep = sleep
-        self._process: trio.Process | None = None
+        self._process: Child | None = None
         self._loaded: tuple[Path, bytes] | None = None
         self._child_has: tuple[Path, bytes] | None = None
         self._closed = False
@@ -112,13 +126,26 @@ class ProcessEngine:
             raise EngineError("no snapshot is loaded")
         loaded = self._loaded
         request = {"op": "generate", "orders": orders_out(slices)}
+        samples = max(sum(order.sample_count for order in slices), 1)
 
         async def attempt() -> list[SliceResult]:
             await self._ensure_loaded(loaded)
-            reply = await self._ask(request, self._generate_seconds)
+            started = trio.current_time()
+            reply = await self._ask(request, self._bound(self._expected(samples), self._generate_seconds))
+            self._sample_seconds = (trio.current_time() - started) / samples
             return slices_in(reply.get("slices"), slices)
 
         return await self._supervised(attempt)
+
+    def _expected(self, samples: int) -> float | None:
+        """How long a batch should take by the one before it; None for the first."""
+        return None if self._sample_seconds is None else samples * self._sample_seconds
+
+    def _bound(self, expected_seconds: float | None, most_seconds: float) -> float:
+        if expected_seconds is None:
+            return most_seconds
+        bound = max(self._patience_seconds, PATIENCE_FACTOR * expected_seconds)
+        return float(min(bound * 4**self._failures, most_seconds))
 
     async def close(self) -> None:
         """See `engine.Engine.close`."""
@@ -130,6 +157,7 @@ class ProcessEngine:
         if self._closed:
             raise EngineError("the engine is closed")
         for failure in range(1, FAILURES_MAX + 1):
+            self._failures = failure - 1
             done = False
             try:
                 result = await attempt()
@@ -154,17 +182,13 @@ class ProcessEngine:
             await self._start()
         if self._child_has != wanted:
             self._child_has = None
-            await self._ask({"op": "load", "path": str(wanted[0]), "sha256": wanted[1]}, self._load_seconds)
+            seconds = self._bound(_load_seconds(wanted[0]), self._load_seconds)
+            await self._ask({"op": "load", "path": str(wanted[0]), "sha256": wanted[1]}, seconds)
             self._child_has = wanted
 
     async def _start(self) -> None:
         try:
-            self._process = await trio.lowlevel.open_process(
-                [*self._command, json.dumps(asdict(self._options))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=scrubbed(os.environ),
-            )
+            self._process = await start_child([*self._command, json.dumps(asdict(self._options))], scrubbed(os.environ))
         except OSError as error:
             raise EngineError(f"the engine process cannot be started: {error.strerror}") from error
         self._child_has = None
@@ -234,3 +258,11 @@ class ProcessEngine:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     await pipe.aclose()
+
+
+def _load_seconds(path: Path) -> float | None:
+    """How long loading this file may be expected to take on the slowest disk."""
+    try:
+        return path.stat().st_size / LOAD_BYTES_PER_SECOND_MIN / PATIENCE_FACTOR
+    except OSError:
+        return None  # the child will say what is the matter

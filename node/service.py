@@ -91,6 +91,7 @@ class NodeService:
             software=software,
             rng=rng,
             addresses=self._addresses,
+            was_member=lambda: spool.knows(join.run),
         )
         self._worker = Worker(
             situation,
@@ -233,6 +234,7 @@ class NodeService:
             spooled=counts.spooled,
             receipts=counts.receipts,
             receipts_waiting=counts.undecided,
+            receipts_elsewhere=counts.receipts_elsewhere,
             tokens_per_second=situation.tokens_rate.per_second or 0.0,
             rollouts_per_second=situation.samples_rate.per_second or 0.0,
             received_bytes=sum(peer.received_bytes for peer in traffic),

@@ -5,6 +5,7 @@ One trio task at a time runs between two awaits, so plain attributes are enough.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,17 @@ from .lifecycle import Facts, State, state_of, step
 from .limits import Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from echo2.p2p.messages import PoolNotice, RunDescriptor
     from echo2.p2p.store import Snapshot
 
     from .lifecycle import Event
     from .spool import Counts
+
+
+ENGINE_STALLED_SECONDS = 30.0
+"""A batch is sized to a few seconds, a load of gigabytes takes tens of them: what takes longer is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +48,16 @@ class Situation:
         self.installed: Snapshot | None = None
         self.installs = 0
         self.leases_held = 0
+        self.late: tuple[str, ...] = ()
+        """Relays that let this node wait in its last download, for the coordinator."""
         self.counts = counts
         self.tokens_rate = Rate()
         self.samples_rate = Rate()
         self.last_error = ""
         self.last_error_at: float | None = None
+        self._failed = ""
+        self.engine_job = ""
+        self.engine_since = 0.0
         self.lease_reason = ""
         self.protocol_errors = 0
         self._changed = trio.Event()
@@ -68,6 +78,33 @@ class Situation:
         """Something went wrong and will be tried again; shown as `last_error`."""
         self.last_error = f"{what}: {' '.join(str(error).split()) or type(error).__name__}"
         self.last_error_at = self.clock()
+        self._failed = what
+
+    def succeeded(self, *what: str) -> None:
+        """It works again (or anything whose name begins so): its error is the log's now, not the status's."""
+        if self._failed.startswith(what):
+            self.last_error, self.last_error_at, self._failed = "", None, ""
+
+    @contextmanager
+    def engine_at(self, job: str) -> Iterator[None]:
+        """Inside, the engine is at work on `job`, and whoever waits for it is told for how long."""
+        self.engine_job, self.engine_since = job, self.clock()
+        try:
+            yield
+        finally:
+            self.engine_job = ""
+            self.notify()
+
+    @property
+    def engine_seconds(self) -> float:
+        """For how long the engine has been at its job; 0 when it is at rest."""
+        return self.clock() - self.engine_since if self.engine_job else 0.0
+
+    @property
+    def says(self) -> str:
+        """The state in a heartbeat: a node whose engine does not come back is no help, whatever else it would do."""
+        stalled = self.state is State.WORKING and self.engine_seconds > ENGINE_STALLED_SECONDS
+        return "stalled" if stalled else self.state.value
 
     def notify(self) -> None:
         """Wake everybody who waits on a change."""

@@ -11,14 +11,13 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from echo2.p2p.codec import decode_record, encode_record
+from echo2.p2p.daemon import keep_private
 from echo2.p2p.errors import ConfigurationError, Echo2Error
-from echo2.p2p.messages import SLICES_MAX, ReceiptBatch, Signed, Slice, SliceAck
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from echo2.p2p.messages import SLICES_MAX, Receipt, ReceiptBatch, Signed, Slice, SliceAck
 
 Kind = Literal["train", "eval"]
 
@@ -32,7 +31,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS slice (
     lease_id BLOB PRIMARY KEY, run TEXT NOT NULL, kind TEXT NOT NULL,
     ordinal INTEGER NOT NULL, version INTEGER NOT NULL, samples INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    record BLOB, state TEXT NOT NULL, reason TEXT NOT NULL
+    record BLOB, state TEXT NOT NULL, reason TEXT NOT NULL, decided BLOB NOT NULL DEFAULT x''
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS queue (place INTEGER PRIMARY KEY AUTOINCREMENT, lease_id BLOB NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS history (place INTEGER PRIMARY KEY AUTOINCREMENT, lease_id BLOB NOT NULL UNIQUE);
@@ -62,18 +61,19 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rollouts, not slices. `submitted` are acknowledged ones (durable at the coordinator), each counted once."""
+    """Rollouts, not slices. `submitted` are acknowledged ones (durable at the coordinator), each counted once.
+
+    `receipts` are of this home's rollouts; the key's work in another home (the node was moved) is in
+    `receipts_elsewhere`. `undecided`: acknowledged here, and no receipt speaks of them yet.
+    """
 
     generated: int
     submitted: int
     evaluations_submitted: int
     spooled: int
     receipts: dict[str, int]
-
-    @property
-    def undecided(self) -> int:
-        """Acknowledged rollouts that no receipt speaks of yet."""
-        return max(self.submitted + self.evaluations_submitted - sum(self.receipts.values()), 0)
+    receipts_elsewhere: int
+    undecided: int
 
 
 class Spool:
@@ -81,11 +81,14 @@ class Spool:
 
     def __init__(self, path: Path | str) -> None:
         try:
+            if path != ":memory:":
+                keep_private(Path(path))
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
-        except sqlite3.Error as error:
+            self._upgrade()
+        except (sqlite3.Error, OSError) as error:
             raise ConfigurationError(
                 f"cannot use the spool {path}: {error}; free some room, or move the file away to start a new one"
             ) from error
@@ -104,7 +107,7 @@ class Spool:
                 record = encode_record(item.slice)
                 samples = len(item.slice.rollouts)
                 added = self._db.execute(
-                    "INSERT OR IGNORE INTO slice VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'spooled', '')",
+                    "INSERT OR IGNORE INTO slice VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'spooled', '', x'')",
                     (
                         item.slice.lease_id,
                         item.run,
@@ -146,11 +149,12 @@ class Spool:
         with self._transaction():
             for ack in acks:
                 row = self._db.execute(
-                    "SELECT kind, samples FROM slice WHERE lease_id = ? AND record IS NOT NULL", (ack.lease_id,)
+                    "SELECT kind, samples, decided FROM slice WHERE lease_id = ? AND record IS NOT NULL",
+                    (ack.lease_id,),
                 ).fetchone()
                 if row is None:
                     continue
-                kind, samples = row
+                kind, samples, decided = row
                 self._db.execute(
                     "UPDATE slice SET record = NULL, state = ?, reason = ? WHERE lease_id = ?",
                     (ack.state, ack.reason, ack.lease_id),
@@ -159,6 +163,7 @@ class Spool:
                 self._db.execute("INSERT INTO history (lease_id) VALUES (?)", (ack.lease_id,))
                 self._count("submitted" if kind == "train" else "evaluations_submitted", samples)
                 self._count("spooled", -samples)
+                self._count("undecided", samples - _bits(decided).bit_count())
                 news += 1
             self._prune()
         return news
@@ -181,6 +186,11 @@ class Spool:
 
     # receipts
 
+    def knows(self, run: str) -> bool:
+        """Whether this home has worked under leases of this run, or has receipts of it."""
+        worked = self._db.execute("SELECT 1 FROM slice WHERE run = ? LIMIT 1", (run,)).fetchone()
+        return worked is not None or self.receipts_after(run) > 0
+
     def receipts_after(self, run: str) -> int:
         """The cursor: the highest sequence kept for this run, 0 for none."""
         (last,) = self._db.execute("SELECT MAX(last) FROM receipts WHERE run = ?", (run,)).fetchone()
@@ -197,8 +207,26 @@ class Spool:
                     (batch.run, max(r.sequence for r in new), signed.payload, signed.signature),
                 )
                 for receipt in new:
-                    self._count(f"receipt:{receipt.state}", 1)
+                    self._decide(receipt)
         return len(new)
+
+    def _decide(self, receipt: Receipt) -> None:
+        """Count a receipt, by lease and sample: other homes with this key have receipts of their own work."""
+        row = self._db.execute(
+            "SELECT decided, record IS NULL FROM slice WHERE lease_id = ? AND state != 'unsendable'",
+            (receipt.lease_id,),
+        ).fetchone()
+        if row is None:
+            self._count("receipts_elsewhere", 1)
+            return
+        decided, acknowledged = row
+        bits, bit = _bits(decided), 1 << receipt.sample
+        if bits & bit:
+            return
+        self._db.execute("UPDATE slice SET decided = ? WHERE lease_id = ?", (_blob(bits | bit), receipt.lease_id))
+        self._count(f"receipt:{receipt.state}", 1)
+        if acknowledged:
+            self._count("undecided", -1)
 
     def receipt_batches(self, run: str) -> Iterator[Signed]:
         """Every kept batch in order, as signed."""
@@ -217,6 +245,8 @@ class Spool:
             evaluations_submitted=totals.get("evaluations_submitted", 0),
             spooled=totals.get("spooled", 0),
             receipts={name.split(":")[1]: value for name, value in totals.items() if name.startswith("receipt:")},
+            receipts_elsewhere=totals.get("receipts_elsewhere", 0),
+            undecided=totals.get("undecided", 0),
         )
 
     def _count(self, name: str, by: int) -> None:
@@ -233,12 +263,36 @@ class Spool:
         )
 
     def _prune(self) -> None:
-        self._db.execute(
-            "DELETE FROM slice WHERE lease_id IN (SELECT lease_id FROM history WHERE place <= "
-            "(SELECT MAX(place) FROM history) - ?)",
+        old = self._db.execute(
+            "SELECT lease_id, samples, decided, state FROM slice JOIN history USING (lease_id) "
+            "WHERE place <= (SELECT MAX(place) FROM history) - ?",
             (ACKED_ROWS_MAX,),
-        )
+        ).fetchall()
+        for lease_id, samples, decided, state in old:
+            if state != "unsendable":
+                self._count("undecided", _bits(decided).bit_count() - samples)  # nobody waits for these any more
+            self._db.execute("DELETE FROM slice WHERE lease_id = ?", (lease_id,))
         self._db.execute("DELETE FROM history WHERE place <= (SELECT MAX(place) FROM history) - ?", (ACKED_ROWS_MAX,))
+
+    def _upgrade(self) -> None:
+        """A spool of before receipts were matched with leases: the kept batches say which are decided."""
+        if "decided" in {row[1] for row in self._db.execute("PRAGMA table_info(slice)")}:
+            return
+        with self._transaction():
+            self._db.execute("ALTER TABLE slice ADD COLUMN decided BLOB NOT NULL DEFAULT x''")
+            self._db.execute("DELETE FROM total WHERE name LIKE 'receipt:%'")
+            seen: dict[str, int] = {}
+            kept = self._db.execute("SELECT run, payload FROM receipts ORDER BY run, last").fetchall()
+            for run, payload in kept:
+                for receipt in decode_record(payload, ReceiptBatch).receipts:
+                    if receipt.sequence > seen.get(run, 0):
+                        seen[run] = receipt.sequence
+                        self._decide(receipt)
+            self._db.execute("DELETE FROM total WHERE name = 'undecided'")
+            left = self._db.execute(
+                "SELECT samples, decided FROM slice WHERE record IS NULL AND state != 'unsendable'"
+            ).fetchall()
+            self._count("undecided", sum(samples - _bits(decided).bit_count() for samples, decided in left))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -260,3 +314,12 @@ class Spool:
     def _rollback(self) -> None:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
+
+
+def _bits(decided: bytes) -> int:
+    """Samples of a slice that a receipt speaks of, one bit each."""
+    return int.from_bytes(decided, "little")
+
+
+def _blob(bits: int) -> bytes:
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from .situation import Situation
 
 
+ENDED = frozenset({"finished", "stopped"})
+"""Run states after which no work is given out."""
+
+
+ENGINE_SHOWN_SECONDS = 10.0
+"""A batch takes seconds. One that takes longer is what the owner of the machine waits for."""
+
+
 class NodeStatus(BaseModel):
     """The state of one node. Counts are of rollouts over the life of the home; `*_submitted` are acknowledged ones."""
 
@@ -56,6 +64,8 @@ class NodeStatus(BaseModel):
     spooled: int
     receipts: dict[str, int]
     receipts_waiting: int
+    receipts_elsewhere: int
+    """Of work that the same key did in another home."""
     tokens_per_second: float
     rollouts_per_second: float
 
@@ -82,27 +92,47 @@ def installing(progress: FetchProgress | None) -> str:
 def waiting_for(situation: Situation, *, download: str, idle: bool) -> str:
     """Why nothing is generated just now, in words; empty while work flows."""
     counts = situation.counts
+    ended = situation.notice is not None and situation.notice.run_state in ENDED
+    engine = _engine(situation)
     match situation.state:
         case State.STARTING:
             return "the start of its services"
         case State.JOINING:
             return "the coordinator's welcome"
-        case State.INSTALLING:
-            return download or ("the engine" if situation.behind else "the first snapshot to be published")
         case State.BLOCKED:
             return "; ".join(situation.facts.blocks.values())
         case State.PAUSED:
             return "`echo2-node resume`"
         case State.FINISHING if not idle:
-            return "the batch in hand"
+            return engine or "the batch in hand"
         case State.FINISHING if counts.spooled:
             return f"{counts.spooled} rollouts to be acknowledged"
         case State.FINISHING:
             return f"receipts of {counts.undecided} rollouts"
+        case State.WORKING | State.INSTALLING if ended and not situation.leases_held:
+            return _over(situation)
+        case State.INSTALLING:
+            return download or engine or ("the engine" if situation.behind else "the first snapshot to be published")
+        case State.WORKING if engine and (not situation.leases_held or situation.engine_seconds > ENGINE_SHOWN_SECONDS):
+            return engine
         case State.WORKING if not situation.leases_held:
             return situation.lease_reason or "leases"
         case _:
             return ""
+
+
+def _engine(situation: Situation) -> str:
+    if not situation.engine_job:
+        return ""
+    return f"the engine: {situation.engine_job} since {situation.engine_seconds:.0f} s"
+
+
+def _over(situation: Situation) -> str:
+    assert situation.notice is not None, "the coordinator's word"
+    counts = situation.counts
+    left = f"{counts.spooled} rollouts to be acknowledged" if counts.spooled else ""
+    left = left or (f"receipts of {counts.undecided} rollouts" if counts.undecided else "nothing")
+    return f"{left}: the run is {situation.notice.run_state}, there is no more work; `echo2-node finish` ends this node"
 
 
 def table(status: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -113,6 +143,8 @@ def table(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         return "-" if found is None or found == "" else str(found)
 
     receipts = status.get("receipts") or {}
+    elsewhere = int(status.get("receipts_elsewhere") or 0)
+    age = float(status.get("last_error_seconds") or 0)
     speed = float(status.get("tokens_per_second") or 0)
     rows = [
         ("node", f"{value('name')}  {value('peer')}"),
@@ -128,10 +160,11 @@ def table(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("acknowledged", f"{value('rollouts_submitted')} training, {value('evaluations_submitted')} evaluation"),
         ("spooled", value("spooled")),
         ("receipts", ", ".join(f"{count} {state}" for state, count in sorted(receipts.items())) or "-"),
+        ("", f"{elsewhere} more, of work that this key did in another home" if elsewhere else "-"),
         ("relayed", f"{int(status.get('relayed_bytes') or 0) / 1e6:.1f} MB"),
         *_nat(status.get("nat") or {}),
         *_network(status.get("network") or {}),
-        ("last error", value("last_error")),
+        ("last error", value("last_error") + (f"  ({age:.0f} s before)" if value("last_error") != "-" else "")),
     ]
     return [(name, text) for name, text in rows if text != "-"]
 

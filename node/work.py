@@ -138,6 +138,7 @@ class Worker:
                 )
                 self._take(reply, membership.descriptor.run, snapshot.manifest_hash)
                 self._backoff.reset()
+                situation.succeeded("leases")
                 wait = None if reply.leases else reply.retry_seconds * (1 + 0.2 * self._rng.random())
                 situation.lease_reason = "" if reply.leases else reply.reason
             except Unreachable as error:
@@ -227,7 +228,8 @@ class Worker:
         while True:
             started_at = situation.clock()
             try:
-                results = await self._engine.generate([_order(held.lease) for held in batch])
+                with situation.engine_at(f"a batch of {sum(held.lease.sample_count for held in batch)}"):
+                    results = await self._engine.generate([_order(held.lease) for held in batch])
             except OrderRefused as error:
                 await self._without_the_refused(batch, error)
                 return
@@ -241,6 +243,7 @@ class Worker:
                 if finishing or not batch or not isinstance(error, EngineFailed):
                     return
                 continue
+            situation.succeeded("engine")
             self._measure(results, situation.clock() - started_at)
             await self._spool_up(batch, results)
             return
@@ -267,6 +270,7 @@ class Worker:
                 self._situation.happened(Blocked("disk", str(error)))
                 await trio.sleep(SPOOL_RETRY_SECONDS)
         self._situation.happened(Cleared("disk"))
+        self._situation.succeeded("spool")
         self._situation.counts = self._spool.counts()
         self._situation.notify()
 

@@ -15,7 +15,7 @@ from .download import Download
 from .errors import Refused, SchemaViolation
 from .identity import open_signed, payload_hash
 from .manifest import accept_manifest
-from .messages import BroadcastPlan
+from .messages import LATE_MAX, BroadcastPlan
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,6 +62,7 @@ class Broadcaster:
         self._server = ChunkServer(store, coordinator, clock=clock, complain=complain, traffic=self.traffic)
         self._download: Download | None = None
         self._banned: tuple[bytes, set[str]] = (b"", set())
+        self._late: tuple[bytes, set[str]] = (b"", set())
 
     @property
     def progress(self) -> FetchProgress | None:
@@ -77,6 +78,12 @@ class Broadcaster:
             chunks=chunks_of(download.manifest),
             reason=download.reason,
         )
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """Relays that let this node wait in its last download; too many of them are this node's own line."""
+        late = self._late[1]
+        return tuple(sorted(late)) if len(late) <= LATE_MAX else ()
 
     @property
     def streams_served(self) -> int:
@@ -134,6 +141,9 @@ class Broadcaster:
             self, manifest, manifest_hash, plan, reply.ticket, self._banned[1], replan if refresh else None
         )
         self._download = download
+        if self._late[0] != manifest_hash:
+            self._late = (manifest_hash, set())
+        download.late = self._late[1]  # of every attempt at this snapshot
         try:
             return await download.run()
         finally:

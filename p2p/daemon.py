@@ -1,17 +1,21 @@
 """What the three daemons share: one process per state folder, a status file, log lines, a clean end, one-line errors.
 
-A daemon's `main` is: settings -> `configure_logging` -> `with lock_state_dir(...)` -> `run_daemon(serve)`, the whole
-wrapped by `run_cli`.
+A daemon's `main` is: settings -> `configure_logging` -> `with stoppable(), lock_state_dir(...)` -> the libraries that
+take seconds to load -> `run_daemon(serve)`, the whole wrapped by `run_cli`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
 import signal
+import stat
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -22,6 +26,7 @@ from pydantic import BaseModel
 from .errors import ConfigurationError, Echo2Error
 
 if TYPE_CHECKING:
+    from io import FileIO
     from pathlib import Path
 
 EXIT_FAILED = 1
@@ -31,6 +36,18 @@ EXIT_CONFIGURATION = 2
 LOCK_FILE = "lock"
 STATUS_FILE = "status.json"
 
+PARENT_VARIABLE = "ECHO2_PARENT_PID"
+"""In the environment of a daemon that is to end with the process that started it: that process's number."""
+
+PARENT_LOOK_SECONDS = 1.0
+
+PARENT_GONE_SECONDS = 15.0
+"""From the parent's end to this one's, whatever it is stuck in: as a supervisor would kill it."""
+
+LOCK_LOOKS = 3
+LOCK_LOOK_SECONDS = 0.05
+"""Long enough for whoever only looks at the lock to have let go of it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -39,47 +56,93 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def lock_state_dir(folder: Path) -> Iterator[None]:
-    """Make `folder` if needed and hold its lock; the system lets go of it when the process dies, however it dies.
+    """Make `folder` (0700) if needed and hold its lock, which the system lets go of however the process dies.
 
     Raises ConfigurationError when another process holds it or the folder cannot be written.
     """
     path = folder / LOCK_FILE
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="ascii")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write to the folder {folder}: {error.strerror}") from error
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = path.open("a+b", buffering=0)  # unbuffered: nothing is left to write, and to fail, when it is closed
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot write to the folder {folder}: {_why(error)}") from error
     with file:
-        if not _try_lock(file.fileno()):
+        if not _lock_soon(file, path):
             file.seek(0)
             owner = file.read(32).strip()
             raise ConfigurationError(
-                f"another process{f' (pid {owner})' if owner.isdigit() else ''} already uses {folder}; "
+                f"another process{f' (pid {owner.decode()})' if owner.isdigit() else ''} already uses {folder}; "
                 "stop it first, or choose another folder"
             )
-        file.seek(0)
-        file.truncate()
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(b"%d\n" % os.getpid())
+        except OSError as error:
+            raise ConfigurationError(f"cannot write to the folder {folder}: {_why(error)}") from error
         yield
 
 
-def _try_lock(descriptor: int) -> bool:
+def is_in_use(folder: Path) -> bool:
+    """Whether a process holds the folder's lock just now: it lives, however old its status file is."""
+    try:
+        with (folder / LOCK_FILE).open("r+b", buffering=0) as file:
+            return not _try_lock(file)
+    except OSError:
+        return False
+
+
+def keep_private(path: Path) -> None:
+    """Make `path` if it is missing, so that only its owner can read it; one that others can read is mended, and said.
+
+    Before a database opens it: SQLite gives its -wal and -shm the mode of the file. Raises OSError.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    if os.name != "posix":
+        return
+    for name in (path, *(path.with_name(path.name + ending) for ending in ("-wal", "-shm"))):
+        with contextlib.suppress(FileNotFoundError):
+            mode = stat.S_IMODE(name.stat().st_mode)
+            if mode & 0o077:
+                name.chmod(mode & 0o700)
+                log.warning("%s could be read by others (mode %o); it is its owner's alone now", name, mode)
+
+
+def _lock_soon(file: FileIO, path: Path) -> bool:
+    """`is_in_use` of another process holds the lock for an instant: a second look tells it from an owner."""
+    for _ in range(LOCK_LOOKS):
+        try:
+            if _try_lock(file):
+                return True
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot lock {path}: {_why(error)}; put the folder on a disk of this machine"
+            ) from error
+        time.sleep(LOCK_LOOK_SECONDS)
+    return False
+
+
+def _try_lock(file: FileIO) -> bool:
+    """False when another process holds it. Raises OSError when the file system has no locks."""
     if sys.platform == "win32":
         import msvcrt
 
         try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except PermissionError:
             return False
         return True
     import fcntl
 
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
+
+
+def _why(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 # the status file
@@ -106,7 +169,7 @@ def read_status(path: Path) -> dict[str, Any] | None:
     """The status another process wrote, or None when there is none (yet)."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -150,6 +213,29 @@ def configure_logging(daemon: str, level: str = "info") -> None:
 # running and ending
 
 
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Around a daemon's start: SIGTERM and SIGINT end it with status 0 also while its libraries load, for seconds.
+
+    Whatever it is at then may be cut short anywhere, as by a kill: files are made whole or not at all. `run_daemon` has
+    its own, gentler way while it runs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: object) -> None:
+        log.info("%s while starting or ending: ending at once", signal.Signals(number).name)
+        os._exit(0)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def run_daemon(serve: Callable[[], Awaitable[None]]) -> None:
     """Run `serve` under trio until it returns or SIGTERM/SIGINT cancels it, which is a clean end (exit 0).
 
@@ -163,6 +249,8 @@ async def _until_signalled(serve: Callable[[], Awaitable[None]]) -> None:
         async with trio.open_nursery() as nursery:
             work = trio.CancelScope()
             nursery.start_soon(_watch, signals, work)
+            if (parent := os.environ.get(PARENT_VARIABLE, "")).isdecimal() and os.name == "posix":
+                nursery.start_soon(_end_with_parent, parent, work)
             with work:
                 await serve()
             nursery.cancel_scope.cancel()
@@ -178,6 +266,17 @@ async def _watch(signals: AsyncIterator[int], work: trio.CancelScope) -> None:
         work.cancel()
 
 
+async def _end_with_parent(parent: str, work: trio.CancelScope) -> None:
+    """A daemon that serves one other process alone has nothing to do when that was killed."""
+    while str(os.getppid()) == parent:  # noqa: ASYNC110 - the end of a parent rings no bell here
+        await trio.sleep(PARENT_LOOK_SECONDS)
+    log.warning("the process %s that started this one is gone: stopping", parent)
+    work.cancel()
+    await trio.sleep(PARENT_GONE_SECONDS)
+    log.error("stopping takes too long: ending at once")
+    os._exit(EXIT_FAILED)
+
+
 def run_cli(function: Callable[[], Any]) -> None:
     """Call a command line's entry point; an error for a person becomes one line on stderr, no traceback.
 
@@ -185,6 +284,9 @@ def run_cli(function: Callable[[], Any]) -> None:
     a typer app or any callable. Errors inside a nursery's exception group count too, unless a bug is among them: then
     the traceback is shown.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
     try:
         function()
     except (Echo2Error, BaseExceptionGroup) as error:

@@ -26,7 +26,7 @@ from .errors import (
     Unreachable,
 )
 from .messages import Ack, Chunk, ChunkRequest
-from .swarm import Arrived, Ask, Declined, Drop, Ended, Fail, Lost, Refresh, Replanned, Start, Swarm, Tick, Wrong
+from .swarm import LATE, Arrived, Ask, Declined, Drop, Ended, Fail, Lost, Refresh, Replanned, Start, Swarm, Tick, Wrong
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -93,6 +93,8 @@ class Download:
             around.clock(),
             banned,
         )
+        self.late: set[str] = set()
+        """Relays that were to send chunks and were silent or lost."""
         self._pulls: dict[int, trio.CancelScope] = {}
         self._finishing: dict[int, set[int]] = {}
         self._changed = trio.Event()
@@ -157,6 +159,8 @@ class Download:
                     self._finishing[action.number] = set(action.chunks)
                     self._nursery.start_soon(self._pull, action, scope)
                 case Drop(number, source, reason):
+                    if reason == LATE:
+                        self._note_late(source)
                     log.info("passing over %s for version %d: %s", source, self.manifest.version, reason)
                     if number in self._pulls:
                         self._pulls[number].cancel()
@@ -167,6 +171,11 @@ class Download:
                 case Fail(reason):
                     self._error = Unreachable(f"snapshot of version {self.manifest.version}: {reason}")
         self._changed.set()
+
+    def _note_late(self, source: str) -> None:
+        """The coordinator hears of relays that let this node wait, not of the root: that one it cannot plan around."""
+        if source in self._swarm.relays:
+            self.late.add(source)
 
     async def _replan(self, refresh: Callable[[], Awaitable[tuple[BroadcastPlan, Signed]]]) -> None:
         try:
@@ -190,6 +199,7 @@ class Download:
                 event = Declined(ask.number, peer, refused.code, refused.retry_seconds)
             except (Unreachable, Truncated) as error:
                 event = Lost(ask.number, peer, str(error))
+                self._note_late(peer)
             except ProtocolError as error:
                 self._banned.add(peer)
                 self._around.complain(peer, error)

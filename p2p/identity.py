@@ -30,6 +30,13 @@ _PEER_ID_PREFIX = bytes.fromhex("002408011220")
 
 _SEED_BYTES = 32
 
+PEER_ID_CHARACTERS_MAX = 64
+"""Decoding takes quadratic time: what is longer is no peer id."""
+
+_P = 2**255 - 19
+_D = -121665 * pow(121666, -1, _P) % _P
+"""The field and the curve of Ed25519 (RFC 8032)."""
+
 
 class Identity:
     """A private key held in memory. `peer_id` is public and names this process everywhere."""
@@ -66,6 +73,18 @@ def public_key_of(peer_id: str) -> bytes:
     return raw[len(_PEER_ID_PREFIX) :]
 
 
+def check_peer_id(peer_id: str) -> str:
+    """A peer id that a person typed or pasted: also refused when no key has it, as about half of all typing errors are.
+
+    Raises BadSignature.
+    """
+    y = int.from_bytes(public_key_of(peer_id[:PEER_ID_CHARACTERS_MAX]), "little") % (1 << 255)
+    square = (y * y - 1) * (_D * y * y + 1) % _P  # x^2 = (y^2 - 1) / (d y^2 + 1), up to a square
+    if len(peer_id) > PEER_ID_CHARACTERS_MAX or y >= _P or pow(square, (_P - 1) // 2, _P) not in (0, 1):
+        raise BadSignature(f"{peer_id[:64]!r} is the peer id of no key")
+    return peer_id
+
+
 def open_signed(signed: Signed, signer: str, label: Label, kind: type[R]) -> R:
     """Verify, then parse: the record `signer` (a peer id) signed under `label`.
 
@@ -91,7 +110,7 @@ def load_or_create_identity(path: Path) -> Identity:
     Raises ConfigurationError when the file is unreadable, malformed, or readable by others.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
             _write_once(path, os.urandom(_SEED_BYTES))
         if os.name == "posix" and path.stat().st_mode & 0o077:

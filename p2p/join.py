@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import BadSignature, ConfigurationError
-from .identity import public_key_of
+from .identity import check_peer_id
 from .messages import PeerAddress
+from .settings import check_multiaddr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +29,8 @@ TOKEN_CHARACTERS_MAX = 128
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-_IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]+")
-_MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})")
+_NUMBERS = re.compile(r"[0-9.]+")
+_MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def parse_join_string(text: str) -> JoinString:
     if not at:
         raise _wrong("there is no '@' between the coordinator's peer id and its address")
     try:
-        public_key_of(peer)
+        check_peer_id(peer)
     except BadSignature as error:
         raise _wrong(f"{peer[:64]!r} is not a peer id") from error
     addresses = _addresses(hosts.split(","))
@@ -102,15 +101,14 @@ def _multiaddr(host_port: str) -> str:
         raise _wrong(f"{host_port[:64]!r} is not HOST:PORT")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
         raise _wrong(f"the port {port[:16]!r} is not a number from 1 to 65535")
-    if host.startswith("[") and host.endswith("]") and _IPV6.fullmatch(host[1:-1]):
-        return f"/ip6/{host[1:-1]}/tcp/{int(port)}"
-    if _IPV4.fullmatch(host):
-        if any(int(part) > 255 for part in host.split(".")):
-            raise _wrong(f"{host} is not an IP address")
-        return f"/ip4/{host}/tcp/{int(port)}"
-    if _HOST.fullmatch(host) and len(host) <= 200:
-        return f"/dns/{host}/tcp/{int(port)}"
-    raise _wrong(f"{host[:64]!r} is neither a host name nor an IP address (IPv6 goes in brackets)")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    kind = "ip6" if bare != host else "ip4" if _NUMBERS.fullmatch(host) else "dns"
+    try:
+        return check_multiaddr(f"/{kind}/{bare}/tcp/{int(port)}")
+    except ValueError as error:
+        if kind == "ip4":
+            raise _wrong(f"{host[:64]} is not an IP address") from error
+        raise _wrong(f"{host[:64]!r} is neither a host name nor an IP address (IPv6 goes in brackets)") from error
 
 
 def _host_port(address: str) -> str:

@@ -36,6 +36,9 @@ CHUNKS_MAX = 262_144
 NODES_MAX = 16_384
 """Entries of one broadcast plan."""
 
+LATE_MAX = 16
+"""Relays that one node may name as late: more of them late at once is the fault of its own line."""
+
 Text = Annotated[str, Field(max_length=512)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 PeerId = Annotated[str, Field(min_length=40, max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
@@ -137,8 +140,28 @@ class RunDescriptor(Record):
     sampling: Sampling
 
 
+class Standing(Record):
+    """What the coordinator's ledger knows of the run, for the learner: whichever of the two was put back to an older
+    state is found out by it.
+
+    `incarnation` is drawn anew at each start of the coordinator: under another one, what it acknowledged before may be
+    forgotten. `epoch` is the highest it has ever seen, in a manifest or a report; None before the first.
+    `published_epoch`, `published_version` are the newest accepted manifest's. `learner_version` is the last report's.
+    """
+
+    incarnation: Annotated[bytes, Field(min_length=16, max_length=16)]
+    epoch: Count | None
+    published_epoch: Count | None
+    published_version: Count | None
+    learner_version: Count
+    admitted_sequence: Count
+
+
 class Welcome(Message):
-    """Admission granted. `coordinator_time_seconds` is Unix time here: the only clock expiry is judged by."""
+    """Admission granted. `coordinator_time_seconds` is Unix time here: the only clock expiry is judged by.
+
+    `standing` comes with the learner's welcome only.
+    """
 
     TYPE = "welcome"
     wire_version: int
@@ -146,6 +169,7 @@ class Welcome(Message):
     coordinator_time_seconds: float
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)]
     descriptor: Signed
+    standing: Standing | None = None
 
 
 # heartbeat: /echo2/heartbeat/1
@@ -156,6 +180,7 @@ class HeartbeatBody(Record):
 
     `hold_seconds`: the coordinator may keep the reply back this long, and answers at once when the pool's version
     differs from (epoch, version) here. So one mechanism is both sign of life and notice of a new snapshot.
+    `late`: relays that were to send this node chunks in its last download and did not, as far as it waited.
     """
 
     run: Name
@@ -170,6 +195,7 @@ class HeartbeatBody(Record):
     rollouts_spooled: Count
     tokens_per_second: Annotated[float, Field(ge=0, le=1e9)]
     hold_seconds: Seconds
+    late: Annotated[tuple[PeerId, ...], Field(max_length=LATE_MAX)] = ()
 
 
 class Heartbeat(Message):
@@ -407,6 +433,7 @@ class SubmitReply(Message):
     """One acknowledgement a slice, in the order sent."""
 
     TYPE = "submit-reply"
+    BYTES_MAX = 256 * KIB
     acks: Annotated[tuple[SliceAck, ...], Field(max_length=SLICES_MAX)]
 
 
@@ -531,7 +558,12 @@ class StepMetrics(Record):
 
 
 class LearnerReport(Message):
-    """Consumption is reported only once a checkpoint that covers it is durable; drops are reported at once."""
+    """Consumption is reported only once a checkpoint that covers it is durable; drops are reported at once.
+
+    The first report of an epoch comes before anything is asked or published under it, and its `version` is the one the
+    learner goes on from. `consumed`: rollouts that the learner's line of checkpoints has consumed, as far as they are
+    reported, here included. `groups_before`: of every group below this ordinal something was consumed.
+    """
 
     TYPE = "learner-report"
     BYTES_MAX = 8 * MIB
@@ -541,6 +573,8 @@ class LearnerReport(Message):
     finished: Annotated[tuple[Finished, ...], Field(max_length=65_536)]
     steps: Annotated[tuple[StepMetrics, ...], Field(max_length=1024)]
     status: Text
+    consumed: Count | None = None
+    groups_before: Count | None = None
 
 
 class PublishRequest(Message):

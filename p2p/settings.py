@@ -7,13 +7,16 @@ three daemons, so a mistake reads the same everywhere.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import json
+import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError, ValidationInfo
 
 from .errors import ConfigurationError
 
@@ -32,10 +35,23 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
 
+def home_path(path: Path) -> Path:
+    """A path as a person writes it, with `~` resolved. Raises ConfigurationError when no file can have that name."""
+    if "\0" in str(path):
+        raise ConfigurationError(f"{str(path)[:64]!r} cannot be the name of a file")
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(f"{str(path)[:64]}: there is no such user on this machine") from error
+
+
 def _from_file(value: object, info: ValidationInfo) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path")
-    path = Path(value).expanduser()
+    try:
+        path = home_path(Path(value))
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
     folder = (info.context or {}).get("folder")
     return path if folder is None or path.is_absolute() else folder / path
 
@@ -44,14 +60,56 @@ SettingsPath = Annotated[Path, PlainValidator(_from_file)]
 """A path; a relative one starts at the settings file's own folder, so a daemon may be started from anywhere."""
 
 Port = Annotated[int, Field(ge=0, le=65535, description="a TCP port; 0 = any free one")]
+MULTIADDR_CHARACTERS_MAX = 256
+"""As a PeerAddress may carry."""
+
+_MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/\s]+)/tcp/([0-9]{1,5})")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+def check_multiaddr(text: str) -> str:
+    """An address that a socket can have. Raises ValueError, its message fit to show a person."""
+    match = _MULTIADDR.fullmatch(text)
+    if match is None or len(text) > MULTIADDR_CHARACTERS_MAX:
+        raise ValueError("must be an address like /ip4/0.0.0.0/tcp/4001")
+    kind, host, port = match.groups()
+    if int(port) > 65535:
+        raise ValueError(f"{port} is not a port from 0 to 65535")
+    if kind in ("ip4", "ip6"):
+        try:
+            (ipaddress.IPv4Address if kind == "ip4" else ipaddress.IPv6Address)(host)
+        except ValueError as error:
+            raise ValueError(f"{host} is not an {kind.replace('ip', 'IPv')} address") from error
+    elif not _HOST.fullmatch(host):
+        raise ValueError(f"{host} is not the name of a host")
+    return text
+
+
 Multiaddr = Annotated[
-    str,
-    Field(
-        max_length=256,
-        pattern=r"^/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/tcp/\d{1,5}$",
-        description="an address like /ip4/0.0.0.0/tcp/4001",
-    ),
-]
+    str, AfterValidator(check_multiaddr), Field(description="an address like /ip4/0.0.0.0/tcp/4001"),
+]  # fmt: skip
+
+
+def read_text(path: Path, what: str, *, bytes_max: int = SETTINGS_BYTES_MAX) -> str:
+    """A small file that a person named: never a device or a pipe, which may not end; a byte order mark is left out.
+
+    Raises ConfigurationError, which calls the file `what`.
+    """
+    try:
+        found = home_path(path)
+        if not stat.S_ISREG(found.stat().st_mode) and not found.is_dir():
+            raise ConfigurationError(f"{path} is not a {what}: it is a device or a pipe, not a file")
+        with found.open("rb") as file:
+            content = file.read(bytes_max + 1)
+        if len(content) > bytes_max:
+            raise ConfigurationError(f"{path} is too large to be a {what}")
+        return content.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"there is no {what} {path}") from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the {what} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not a {what}: it is not UTF-8 text") from error
 
 
 def load_settings(path: Path, kind: type[S], *, overrides: Mapping[str, Any] | None = None) -> S:
@@ -59,20 +117,13 @@ def load_settings(path: Path, kind: type[S], *, overrides: Mapping[str, Any] | N
 
     Raises ConfigurationError, one line, for anything a person must put right.
     """
-    try:
-        if path.stat().st_size > SETTINGS_BYTES_MAX:
-            raise ConfigurationError(f"{path} is too large to be a settings file")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"there is no settings file {path}") from error
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the settings file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} is not a settings file: it is not UTF-8 text") from error
+    text = read_text(path, "settings file")
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of nested brackets
+        raise ConfigurationError(f"{path} is not a settings file: {str(error).partition(';')[0]}") from error
     return make_settings(values | dict(overrides or {}), kind, source=str(path), folder=path.parent)
 
 
@@ -117,6 +168,10 @@ def _explain(kind: type[Settings], error: dict[str, Any]) -> str:
         return message  # one of our own rules: its text names the keys and what is allowed
     if error["type"].startswith("string_") and field:
         message, wanted = f"must be {field}", ""
+    if not location:
+        return "this is not a table of settings"  # nested deeper than any
+    if field and field in message:
+        wanted = ""
     given = json.dumps(error["input"], default=str, ensure_ascii=False)
     return f"{key} = {given if len(given) <= 60 else given[:57] + '...'}: {message}{wanted}"
 

@@ -178,6 +178,9 @@ class Tick:
 
 Event = Start | Arrived | Wrong | Ended | Declined | Lost | Replanned | Tick
 
+LATE = "late"
+"""Why a source is passed over that was silent for too long."""
+
 TICKET_CODE = "ticket"
 """Refusal code of a holder that does not take our ticket."""
 
@@ -230,6 +233,13 @@ class Swarm:
         """Peers that sent wrong bytes of this snapshot."""
         return frozenset(self._banned)
 
+    @property
+    def relays(self) -> frozenset[str]:
+        """Whom the plan names as this node's sources, the root aside."""
+        entry = self._entries.get(self._me)
+        sources = {edge.source for edge in entry.edges} if entry else set()
+        return frozenset(sources - {self._plan.root.peer})
+
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; the actions are to be carried out in order. After Done or Fail there are no more."""
         if self._over:
@@ -266,7 +276,7 @@ class Swarm:
             return [*actions, Done()]
         late = [peer for peer, source in self._sources.items() if now >= self._late_at(source)]
         for peer in late:
-            actions += self._release(peer, "late", now + LATE_REST_SECONDS, rest=True)
+            actions += self._release(peer, LATE, now + LATE_REST_SECONDS, rest=True)
         if late or not isinstance(event, Arrived):  # the frequent event frees nobody
             actions += self._assign(now)
         if now >= self._arrived_at + STALL_SECONDS or self._hopeless():

@@ -24,12 +24,13 @@ from contract.snapshot_pool import (
     until,
 )
 
+from echo2.coordinator.lateness import Lateness
 from echo2.p2p.broadcast import Broadcaster
 from echo2.p2p.errors import BadChunk, BadSignature, Refused, SchemaViolation, StaleManifest, Unreachable
-from echo2.p2p.identity import payload_hash
+from echo2.p2p.identity import Identity, payload_hash
 from echo2.p2p.memory_store import MemoryStore
 from echo2.p2p.messages import ManifestReply, PeerAddress
-from echo2.p2p.plan import build_plan
+from echo2.p2p.plan import LinkRates, build_plan
 
 
 @pytest.fixture(params=[MemoryWorld, SocketWorld], ids=["memory", "sockets"])
@@ -314,3 +315,41 @@ async def test_superseded(memory, clock):
             assert refused.value.code == code
             assert trio.current_time() - started < 12.0
         assert node.store.snapshots() == ()
+
+
+async def test_who_lets_others_wait_is_named(memory, clock):
+    """A relay that takes requests and never answers is named by those it should have served; nobody else is."""
+    names = [Identity(bytes([number]) * 32) for number in range(40, 46)]
+    signed, manifest = signed_manifest()
+    async with memory.peers(ROOT, *names[1:]) as (root, *nodes), memory.peers(names[0], serving=False) as (silent,):
+
+        async def never(stream):
+            await trio.sleep_forever()
+
+        silent.transport.set_handler("chunks", never)
+        await put(root, signed, manifest)
+        roster = [silent.address, *(node.address for node in nodes)]
+        uplink = dict.fromkeys((name.peer_id for name in names), 1e6) | {silent.id: 2e6}
+        plan = build_plan(
+            "chain", manifest=manifest, manifest_hash=payload_hash(signed), root=root.address, nodes=roster,
+            rates=LinkRates(root=3e6, uplink=uplink),
+        )  # fmt: skip
+        reply = {
+            node.id: ManifestReply(
+                manifest=signed,
+                plan=COORDINATOR.sign("plan", plan),
+                ticket=ticket_for(node.id, payload_hash(signed)),
+            )
+            for node in nodes
+        }
+        await fetch_all(nodes, lambda node: reply[node.id])
+        lateness = Lateness()
+        lateness.planned(plan)
+        for node in nodes:
+            assert root.id not in node.broadcaster.late
+            lateness.said(node.id, node.broadcaster.late, (0, 0), 0.0)
+        assert lateness.late(0.0) == {silent.id}
+        newer_signed, newer = signed_manifest(DATA[::-1], version=1)
+        await put(root, newer_signed, newer, data=DATA[::-1])
+        await fetch(nodes[0], reply_for(nodes[0], newer_signed, newer, root.address, [nodes[0].address]))
+        assert nodes[0].broadcaster.late == ()

@@ -88,4 +88,23 @@ def test_ending_the_demo_leaves_no_process(tmp_path, number, code):
     assert process.returncode == code, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
+    assert stderr.splitlines()[-1].startswith("interrupted; stopped: coordinator, learner")
+    assert stderr.splitlines()[-1].endswith(f"; logs: {out}/work/logs")
     assert processes_with(f"{out}/work") == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere a process is not told that its parent is gone")
+def test_a_killed_demo_leaves_no_process(tmp_path):
+    """kill -9 leaves the demo no time; its processes see that it is gone and end by themselves."""
+    out = tmp_path / "out"
+    process = start(out, "--nodes", "1", "--steps", "100")
+    try:
+        wait_for(process, r"snapshot|measuring|training")
+        assert processes_with(f"{out}/work")
+    finally:
+        process.kill()
+        process.communicate()
+    deadline = time.monotonic() + 60
+    while processes_with(f"{out}/work"):
+        assert time.monotonic() < deadline, processes_with(f"{out}/work")
+        time.sleep(0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -61,6 +62,19 @@ async def test_a_hang_is_a_failure(random_ggufs):
     with trio.fail_after(30):
         assert len(await engine.generate([order(1)])) == 1
     assert engine.restarts == 1
+    await engine.close()
+
+
+async def test_a_hang_is_seen_soon_once_the_speed_is_known(random_ggufs):
+    """A batch may take some multiple of what the one before took, not the quarter of an hour of an unknown machine."""
+    engine = ProcessEngine(EngineOptions(), patience_seconds=0.5, backoff_seconds=0.01)
+    await engine.load(*random_ggufs[0])
+    await engine.generate([order(1)])
+    os.kill(engine.pid, signal.SIGSTOP)
+    with trio.fail_after(60):
+        assert len(await engine.generate([order(1)])) == 1
+    assert engine.restarts >= 1
+    assert "did not answer for" in engine.last_error
     await engine.close()
 
 
@@ -161,6 +175,32 @@ def test_the_child_ends_when_its_stdin_closes():
     child.stdin.close()
     assert child.wait(timeout=10) == 0
     child.stdout.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only a running child sees that its parent is gone")
+def test_a_stopped_child_goes_with_its_killed_parent():
+    """A frozen engine cannot see its stdin close; the system ends it with the node (and not with a thread of it)."""
+    program = (
+        "import os, signal, sys, trio\n"
+        "from echo2.node.engine import EngineOptions\n"
+        "from echo2.node.process_engine import ProcessEngine\n"
+        "async def main():\n"
+        "    engine = ProcessEngine(EngineOptions())\n"
+        "    await engine._start()\n"
+        "    os.kill(engine.pid, signal.SIGSTOP)\n"
+        "    print(engine.pid, flush=True)\n"
+        "    await trio.sleep_forever()\n"
+        "trio.run(main)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    child = int(parent.stdout.readline())
+    watch = os.pidfd_open(child)
+    assert not select.select([watch], [], [], 0.2)[0]  # it lives on while its parent does
+    parent.kill()
+    parent.wait()
+    assert select.select([watch], [], [], 20)[0]
+    os.close(watch)
+    parent.stdout.close()
 
 
 def test_the_child_knows_no_secrets():

@@ -180,6 +180,13 @@ async def test_fault_11_dead_addresses_cost_no_time(here):
             await ask(here, PeerAddress(peer=there.peer, addresses=(*dead, *there.addresses)))
 
 
+async def test_a_refused_connection_is_said_in_words(here):
+    """The cause, and not that there was a group of one cause."""
+    nobody = PeerAddress(peer=Identity(b"\x03" * 32).peer_id, addresses=("/ip4/127.0.0.1/tcp/1",))
+    with pytest.raises(Unreachable, match=r"/ip4/127.0.0.1/tcp/1: connection refused$"):
+        await here.open(nobody, "hello")
+
+
 async def test_idle_connection_is_closed_and_made_again(here, monkeypatch):
     """A connection without streams goes after a while, at both ends, and the next request makes a new one."""
     async with served_by_ours() as (_, there):

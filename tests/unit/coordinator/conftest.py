@@ -210,7 +210,7 @@ class Node(Peer):
         )
         return await self.ask("hello", message, Welcome)
 
-    async def heartbeat(self, hold=0.0, manifest=None, held=0, sequence=None, session=None, state="working"):
+    async def heartbeat(self, hold=0.0, manifest=None, held=0, sequence=None, session=None, state="working", late=()):
         self.sequence += 1
         manifest = manifest or self.installed
         body = HeartbeatBody(
@@ -226,6 +226,7 @@ class Node(Peer):
             rollouts_spooled=0,
             tokens_per_second=10.0,
             hold_seconds=hold,
+            late=tuple(late),
         )
         reply = await self.ask("heartbeat", Heartbeat(body=self.identity.sign("heartbeat", body)), HeartbeatReply, hold)
         return open_signed(reply.notice, self.world.coordinator.peer_id, "notice", PoolNotice)
@@ -307,14 +308,14 @@ class Learner(Peer):
         self.after = max([self.after, *(rollout.sequence for rollout in reply.rollouts)])
         return reply
 
-    async def report(self, finished=(), steps=()):
+    async def report(self, finished=(), steps=(), status="training"):
         message = LearnerReport(
             run="r1",
             epoch=self.epoch,
             version=self.version,
             finished=tuple(finished),
             steps=tuple(steps),
-            status="training",
+            status=status,
         )
         return await self.ask("report", message, Ack)
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from echo2.coordinator.api import BODY_BYTES_MAX, make_api
-from echo2.coordinator.views import EvaluationView, NodeView, PoolView, RolloutCounts, RunView
+from echo2.coordinator.views import EvaluationView, EventView, NodeView, PoolView, RolloutCounts, RunView
 from echo2.p2p.errors import Refused
 from echo2.p2p.identity import Identity
 
@@ -67,6 +67,13 @@ class FakeDesk:
     def suspend_node(self, peer, *, actor, reason):
         self.changes.append(("suspend_node", peer, actor, reason))
 
+    def restore_node(self, peer, *, actor, reason):
+        self.changes.append(("restore_node", peer, actor, reason))
+
+    def events_view(self, *, limit, before):
+        event = EventView(id=7, wall_seconds=1.0, actor="operator", action="token made", subject="1 uses", reason="r")
+        return [event.model_copy(update={"reason": f"{limit} before {before}"})]
+
     def pause_run(self, run, *, actor, reason):
         self.changes.append(("pause_run", run, actor, reason))
 
@@ -97,13 +104,23 @@ def is_problem(response, status):
     return body["detail"]
 
 
-READS = ["/healthz", "/v1/pool", "/v1/nodes", f"/v1/nodes/{PEER}", "/v1/runs", "/v1/runs/sums", "/metrics"]
+READS = [
+    "/healthz",
+    "/v1/pool",
+    "/v1/nodes",
+    f"/v1/nodes/{PEER}",
+    "/v1/runs",
+    "/v1/runs/sums",
+    "/v1/events",
+    "/metrics",
+]
 CHANGES = [
     ("/v1/tokens", {}),
     ("/v1/runs/sums/pause", {}),
     ("/v1/runs/sums/resume", {}),
     ("/v1/runs/sums/stop", {}),
     (f"/v1/nodes/{PEER}/suspend", {"reason": "forged"}),
+    (f"/v1/nodes/{PEER}/restore", {}),
 ]
 
 
@@ -164,6 +181,41 @@ async def test_changes_reach_the_service_with_actor_and_reason():
     assert paused.json()["run"] == "sums"
     assert gone.json()["state"] == "suspended"
     assert desk.changes == [("pause_run", "sums", "operator", "disk"), ("suspend_node", PEER, "operator", "forged")]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}"])
+@pytest.mark.parametrize("kind", [None, "application/json", "application/x-www-form-urlencoded"])
+async def test_a_change_needs_no_body(content, kind):
+    """`curl -X POST`, with or without -d '': every default holds. Only what has no default must be said."""
+    if content and kind != "application/json":
+        return
+    headers = AUTH if kind is None else AUTH | {"Content-Type": kind}
+    desk = FakeDesk()
+    async with client_of(desk) as client:
+        for path in ("/v1/tokens", "/v1/runs/sums/pause", f"/v1/nodes/{PEER}/restore"):
+            assert (await client.post(path, content=content, headers=headers)).status_code in {200, 201}, path
+        is_problem(await client.post(f"/v1/nodes/{PEER}/suspend", content=content, headers=headers), 422)
+    assert desk.changes == [
+        ("create_token", 1, 72 * 3600.0, "operator", "made over REST"),
+        ("pause_run", "sums", "operator", "asked over REST"),
+        ("restore_node", PEER, "operator", "asked over REST"),
+    ]
+
+
+async def test_a_body_that_is_not_said_to_be_json_is_told_so():
+    """curl's -d alone sends a form."""
+    headers = AUTH | {"Content-Type": "application/x-www-form-urlencoded"}
+    async with client_of(FakeDesk()) as client:
+        answer = await client.post("/v1/runs/sums/pause", content=b'{"reason": "x"}', headers=headers)
+    assert "send it with the header Content-Type: application/json" in is_problem(answer, 422)
+
+
+async def test_the_audit_log_is_paged():
+    """The newest first, so many, before an id."""
+    async with client_of(FakeDesk()) as client:
+        (event,) = (await client.get("/v1/events?limit=5&before=9")).json()
+        assert (event["id"], event["action"], event["reason"]) == (7, "token made", "5 before 9")
+        is_problem(await client.get("/v1/events?limit=0"), 422)
 
 
 async def test_what_cannot_be_done_says_why():
@@ -269,4 +321,6 @@ async def test_openapi_without_pages_from_elsewhere():
         for page in ("/docs", "/redoc"):
             is_problem(await client.get(page), 404)
     assert "/v1/nodes/{peer}/suspend" in paths
+    assert paths["/v1/nodes/{peer}/suspend"]["post"]["security"] == [{"HTTPBearer": []}]
+    assert "security" not in paths["/v1/pool"]["get"]
     assert "Problem" in json.dumps(paths["/v1/tokens"]["post"]["responses"]["401"])

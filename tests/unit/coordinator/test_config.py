@@ -54,6 +54,7 @@ def test_rules_over_several_keys():
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
+        ("learner", Identity(b"\x01" * 32).peer_id[:-1] + "3", "this is the peer id of no key; copy it again"),
         ("learner", "PEER_ID", "must be the peer id that `echo2-learner identity` prints"),
         ("n", 0, "run.n = 0: should be greater than or equal to 1"),
         ("temperature", 0, "run.temperature = 0: should be greater than 0"),
@@ -99,6 +100,21 @@ def test_fresh_template_says_what_to_fill_in(tmp_path):
     (tmp_path / "c.toml").write_text(TEMPLATE)
     with pytest.raises(ConfigurationError, match=r'run\.learner = "PEER_ID": must be the peer id'):
         load_config(tmp_path / "c.toml")
+
+
+def test_the_peer_id_is_told_before_the_settings_are_filled_in(tmp_path):
+    """The learner's settings name the coordinator, and the coordinator's the learner: one must be printable first."""
+    from typer.testing import CliRunner
+
+    from echo2.coordinator.main import app
+
+    printed = CliRunner().invoke(app, ["init", str(tmp_path / "pool")]).output
+    config = tmp_path / "pool" / "coordinator.toml"
+    assert "PEER_ID" in config.read_text()
+    identity = CliRunner().invoke(app, ["identity", "--config", str(config)])
+    assert (identity.exit_code, len(identity.output.strip())) == (0, 52)
+    assert identity.output.strip() in printed
+    assert CliRunner().invoke(app, ["token", "operator", "--config", str(config)]).exit_code == 0
 
 
 def test_operator_token_is_kept_as_a_hash(tmp_path):

@@ -113,6 +113,6 @@ async def test_helpers_of_a_child_end_with_it(tmp_path, nursery):
 
 
 async def test_no_keys_in_the_environment():
-    """A child's environment is ours plus thread limits: no key, no token."""
+    """A child's environment is ours plus thread limits and whose child it is: no key, no token."""
     added = demo_process.child_environment().items() - os.environ.items()
-    assert {value for _, value in added} <= {"1", "false"}
+    assert {value for _, value in added} <= {"1", "false", str(os.getpid())}

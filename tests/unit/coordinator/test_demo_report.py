@@ -149,6 +149,40 @@ def test_screen_fits_its_terminal(width, begun):
     assert plain_line(state).startswith("[1:01] training  step 3/10")
 
 
+def drawn(width, height, **changes):
+    node = NodeRow("node-1", "", None, None, 0, 0, 0, "")
+    state = ScreenState(
+        title="tiny", phase="training", waiting_for="", seconds=61, step=5, steps=10, rewards=[0.5] * 5, heldout=[],
+        staleness=1, S=3, bubble=0.1, t_bcast_seconds=0.2, t_train_seconds=0.3, rollouts={"left": 77},
+        nodes=[node] * 3, notes=["first", "second", "third", "fourth", "the last thing that happened"],
+    )  # fmt: skip
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(render(replace(state, **changes), width=width, height=height))
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 24), (120, 40), (200, 50)])
+@pytest.mark.parametrize("nodes", [1, 3, 64])
+def test_screen_cuts_nothing_off(width, height, nodes):
+    """One line is left to the terminal, and the last note and every number are there, however many nodes there are."""
+    row = NodeRow("node-1", "working", 4, 1.0, 5, 1, 0, "")
+    lines = drawn(width, height, nodes=[row] * nodes)
+    assert len(lines) <= height - 1
+    shown = "\n".join(lines)
+    for word in ("the last thing that happened", "duplicate", "training step", "broadcast: T_bcast"):
+        assert word in shown, word
+    assert (f"and {nodes - sum('node-1' in line for line in lines)} more" in shown) is (nodes == 64)
+
+
+def test_screen_is_read_without_colour():
+    """How far it is, and what a node does that has not spoken yet; rollouts without a state are undecided."""
+    shown = "\n".join(drawn(80, 24))
+    assert "█" * 15 + "░" * 15 in shown
+    assert shown.count("starting") == 4, "three nodes and the learner"
+    assert "undecided" in shown
+    assert "left" not in shown
+
+
 def options(tmp_path):
     return DemoOptions(
         model="tiny", preset=PRESETS["tiny"], nodes=2, steps=5, S=3, kappa=2, learning_rate=2e-4, seed=1,

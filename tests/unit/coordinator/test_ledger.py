@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing, suppress
 
@@ -30,6 +31,23 @@ def add_events(ledger, count):
 def events(ledger):
     with ledger.reading() as connection:
         return [row.reason for row in records.list_events(connection, limit=10)]
+
+
+def test_nobody_else_can_read_the_seeds(path, caplog):
+    """The file and its -wal and -shm are 0600 from the first byte; those of an older release are mended, and said."""
+    url = sqlite_url(path)
+    before = os.umask(0)
+    try:
+        with closing(open_ledger(url)) as ledger:
+            ledger.secret(bytes(32))
+            modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {path.name: 0o600, f"{path.name}-wal": 0o600, f"{path.name}-shm": 0o600}
+    path.chmod(0o644)
+    open_ledger(url).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "could be read by others" in caplog.text
 
 
 def test_sqlite_is_opened_for_durability(path):
@@ -85,7 +103,7 @@ def test_a_file_that_is_no_database_is_refused(path):
 
 def test_a_path_that_cannot_be_written_is_refused(tmp_path):
     """The folder does not exist."""
-    with pytest.raises(ConfigurationError, match="unable to open database file"):
+    with pytest.raises(ConfigurationError, match="cannot be used: No such file or directory"):
         open_ledger(sqlite_url(tmp_path / "missing" / "ledger.sqlite3"))
 
 

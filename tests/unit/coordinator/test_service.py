@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 
 import pytest
 import trio
 
+from echo2.coordinator.lateness import REMEMBERED_SECONDS
 from echo2.coordinator.ledger import open_ledger
 from echo2.p2p.errors import ConfigurationError, Refused, Unreachable
 from echo2.p2p.messages import Ack
@@ -329,7 +330,9 @@ async def test_a_report_can_be_repeated(autojump_clock, world, tools):
         assert world.run == before
         assert before.rollouts.consumed == 8
         assert [r.state for r in await node.receipts(after=4)] == ["consumed"] * 8
-        assert (before.bubble, before.t_train_seconds) == (pytest.approx(1 / 3), 2.0)
+        assert (before.bubble, before.t_train_seconds) == (0.0, 2.0), "nothing could overlap with the first wait"
+        await learner.report(steps=[tools.metrics(1, 8), tools.metrics(2, 8)])
+        assert world.run.bubble == pytest.approx(2 / 8)
 
 
 async def test_publish_is_ordered_and_can_be_repeated(autojump_clock, world):
@@ -499,6 +502,27 @@ async def test_the_pool_says_why_nothing_moves(autojump_clock, world):
         assert world.run.waiting == ""
         await trio.sleep(60.0)
         assert world.run.waiting == "no live node in the pool"
+        await node.heartbeat(state="paused")
+        assert world.run.waiting == "nodes that can work: of 1 live, 1 paused"
+        await node.heartbeat(state="stalled")
+        assert world.run.waiting == "nodes that can work: of 1 live, 1 stalled"
+        await node.heartbeat(state="blocked")
+        assert world.run.waiting == "nodes that can work: of 1 live, 1 blocked"
+        await node.heartbeat()
+        assert world.run.waiting == ""
+
+
+async def test_what_keeps_the_learner_is_told_where_the_run_waits_for_it(autojump_clock, world):
+    """Pacing alone would look like a busy learner; its own words say that its disk is full."""
+    async with world.serving(), world.learner() as learner, world.node(10) as node:
+        await baseline(world, learner, node)
+        while await node.work():
+            pass
+        assert world.run.waiting == "pacing: 24 of 24 under version 0"
+        await learner.report(status="the disk: No space left on device")
+        assert world.run.waiting == (
+            "pacing: 24 of 24 under version 0; the learner waits for the disk: No space left on device"
+        )
 
 
 async def test_changed_terms_of_a_run_are_refused(autojump_clock, world):
@@ -519,3 +543,31 @@ async def test_an_empty_pool_is_no_slow_broadcast(autojump_clock, world):
         await trio.sleep(3600.0)
         await node.join()
         assert world.run.t_bcast_seconds == pytest.approx(0.0, abs=1.0)
+
+
+async def test_a_relay_that_lets_others_wait_becomes_a_leaf(autojump_clock, world):
+    """Two nodes' word, said with their next sign of life, counts in the next plan, and no longer ten minutes later."""
+    async with world.serving(), world.learner() as learner, AsyncExitStack() as stack:
+        await learner.hello()
+        nodes = [await stack.enter_async_context(world.node(number)) for number in (10, 11, 12)]
+        for node in nodes:
+            await node.hello(world.token())
+            await node.heartbeat()
+        slow, *others = nodes
+
+        async def leaves():
+            learner.version += 1
+            _, plan = await learner.publish(version=learner.version)
+            return {entry.node.peer for entry in plan.entries if not entry.node.addresses}
+
+        assert await leaves() == set()
+        await others[0].heartbeat(late=[slow.peer_id, learner.peer_id])
+        assert await leaves() == set()
+        await others[1].heartbeat(late=[slow.peer_id, learner.peer_id])
+        assert await leaves() == {slow.peer_id}
+        view = next(node for node in world.service.nodes_view() if node.peer == slow.peer_id)
+        assert "relays nothing for a while" in view.reason
+        await trio.sleep(REMEMBERED_SECONDS)
+        for node in nodes:
+            await node.heartbeat()
+        assert await leaves() == set()

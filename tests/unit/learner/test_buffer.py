@@ -351,9 +351,24 @@ def test_a_reply_overtaken_by_a_report_brings_nothing_twice():
     fill(buffer, 0, step=1)
     assert not outbox.report()
     assert not buffer.drops
+
+
+def test_a_consumed_rollout_that_is_offered_again_is_reported_again():
+    """The coordinator has forgotten it: consumed once more, by that lease; another lease's is a duplicate as ever."""
+    buffer, outbox = make(groups_per_step=1)
+    fill(buffer, 0)
+    take(buffer)
+    outbox.durable_version = 1
+    told = outbox.report()
+    outbox.acknowledge(told)
     outbox.forget(outbox.settled())
+    assert outbox.recent() == told.finished
     fill(buffer, 0, step=1)
-    assert buffer.drops == {("duplicate", 4): N}
+    assert outbox.report() == told
+    assert not buffer.drops
+    restarted = Outbox(recent=told.finished, durable_version=1)
+    assert restarted.again((told.finished[0].lease_id, told.finished[0].sample))
+    assert restarted.report().finished == told.finished[:1]
 
 
 def metrics(step):

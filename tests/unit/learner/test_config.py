@@ -53,6 +53,9 @@ def test_a_join_string_names_the_run(tmp_path):
         ({"checkpoints_kept": 1}, "at least 2"),
         ({"domain": "q4_1"}, "domain"),
         ({"listen": "[]"}, "listen"),
+        ({"coordinator": f"/ip4/999.1.1.1/tcp/1/p2p/{PEER}"}, "999.1.1.1 is not an IPv4 address"),
+        ({"coordinator": f"/dns/{'a' * 300}/tcp/1/p2p/{PEER}"}, "must be an address like"),
+        ({"coordinator": "/ip4/1.1.1.1/tcp/1/p2p/" + "1" * 4000}, "is not an Ed25519 peer id"),
     ],
 )
 def test_mistakes_are_told_in_one_line(tmp_path, changes, words):

@@ -374,9 +374,13 @@ async def test_a_full_disk_is_waited_out(autojump_clock):
         await trio.sleep(100)
         assert service.status().version == 2
         assert "No space left" in service.status().waiting_for
+        assert "No space left" in world.coordinator.reports[-1].status
+        assert len(world.coordinator.reports) < 10
         assert world.consumed() == 0
         world.disk.broken = None
         await settled(service)
+        await trio.sleep(10)
+        assert "No space left" not in world.coordinator.reports[-1].status
         world.check_finished_run()
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import trio
 
 from echo2.node.fake_engine import FakeEngine
 from echo2.node.lifecycle import State
 from echo2.node.spool import SpoolFull
+from echo2.node.status import table
 from echo2.p2p.codec import END, encode_frame
 from echo2.p2p.errors import ConfigurationError, Refused
 from echo2.p2p.identity import Identity
-from echo2.p2p.messages import Ack, PeerAddress
+from echo2.p2p.messages import Ack, LeaseReply, PeerAddress
 from echo2.p2p.nat_view import NatView, ReachabilityView
 
 MINUTES = 120.0
@@ -201,6 +204,23 @@ async def test_a_final_no_ends_the_node_with_one_sentence(autojump_clock, pool):
     assert len(pool.hellos) == 1
 
 
+async def test_a_node_that_took_part_before_waits_for_a_coordinator_that_forgot_it(autojump_clock, pool):
+    """Its token is unknown to a new ledger: it shows why and keeps asking, also after a restart, until it is let in."""
+    await pool.publish(0)
+    pool.work = 2
+    async with pool.node() as node:
+        await until(lambda: node.status.rollouts_submitted)
+    pool.hello_refusal = Refused("token_unknown", "this coordinator made no such token; ask the operator")
+    before = len(pool.hellos)
+    async with pool.node() as node:
+        await trio.sleep(600)
+        assert node.status.state == "joining"
+        assert "no such token" in node.status.last_error
+        assert 5 < len(pool.hellos) - before < 100
+        pool.hello_refusal = None
+        await until(lambda: node.status.state == "working")
+
+
 async def test_a_no_for_now_is_asked_again(autojump_clock, pool):
     """A coordinator that is busy says when to come back."""
     pool.hello_refusal = Refused("busy", "too many nodes at once", retry_seconds=20.0)
@@ -388,6 +408,37 @@ async def test_a_suspended_node_shows_the_coordinators_verdict(autojump_clock, p
         await until(lambda: node.status.state == "working")
 
 
+async def test_a_suspended_nodes_owner_is_told_why(autojump_clock, pool):
+    """The notice has no room for the reason; the empty reply to a request for work has, and is never a lease."""
+    pool.notice_changes = {"node_state": "suspended"}
+    asked = []
+
+    async def refuse(peer, request):
+        asked.append(request)
+        return LeaseReply(leases=(), retry_seconds=1.0, reason="suspended: forged rewards")
+
+    pool.instead["leases"] = refuse
+    await pool.publish(0)
+    async with pool.node() as node:
+        await until(lambda: node.status.state == "blocked")
+        assert node.status.waiting_for == "the coordinator has suspended this node: forged rewards"
+        assert {request.manifest_hash for request in asked} == {bytes(32)}
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+async def test_after_the_run_the_owner_is_told_that_it_is_over(autojump_clock, pool, state):
+    """Not that leases are waited for: none will come."""
+    await pool.publish(0)
+    pool.work = 3
+    async with pool.node() as node:
+        await until(lambda: node.status.receipts == {"consumed": 6})
+        pool.notice_changes = {"run_state": state}
+        await until(lambda: node.status.run_state == state)
+        assert node.status.waiting_for == (
+            f"nothing: the run is {state}, there is no more work; `echo2-node finish` ends this node"
+        )
+
+
 async def test_a_second_process_with_the_same_key_stops_the_first(autojump_clock, pool):
     """Two machines with one key would steal each other's leases: the older one ends, with the reason."""
 
@@ -417,3 +468,45 @@ async def test_a_lease_beyond_the_samples_of_a_group_costs_the_reply_only(pool):
         await until(lambda: pool.received)
         assert node.status.protocol_errors == 1
         assert node.status.state == "working"
+
+
+async def test_an_engine_that_does_not_come_back_is_named(autojump_clock, pool):
+    """The owner sees what the engine is at and for how long, the coordinator that this node is no help just now."""
+    pool.engine = FakeEngine(load_seconds=20, rollout_seconds=1)
+    async with pool.node() as node:
+        await pool.publish(3)
+        await until(lambda: node.status.waiting_for.startswith("the engine: loading snapshot 3 since "))
+        await until(lambda: node.status.waiting_for == "the engine: loading snapshot 3 since 15 s")
+        pool.work = 40
+        await until(lambda: node.status.leases_held)
+        assert node.status.waiting_for == ""
+        await until(lambda: node.status.waiting_for == "the engine: a batch of 16 since 11 s")
+        await until(lambda: pool.beats[-1][1].state == "stalled" or node.status.rollouts_generated)
+    assert pool.beats[-1][1].state == "working"
+
+
+async def test_a_stalled_node_says_so(autojump_clock, pool):
+    """A batch that takes ten times what it should is told to the coordinator with the next sign of life."""
+    pool.engine = FakeEngine(rollout_seconds=100)
+    await pool.publish(0)
+    pool.work = 2
+    async with pool.node() as node:
+        await until(lambda: node.status.leases_held)
+        await until(lambda: pool.beats[-1][1].state == "stalled", seconds=60)
+
+
+async def test_an_error_is_shown_until_it_is_over(autojump_clock, pool):
+    """What went wrong is on show with its age while it lasts, and gone once the same thing works."""
+    pool.instead["rollouts"] = not_now
+    await pool.publish(0)
+    pool.work = 3
+    async with pool.node() as node:
+        await until(lambda: node.status.last_error.startswith("submit: not now"))
+        await trio.sleep(3)
+        assert node.status.last_error_seconds > 0
+        shown = dict(table(node.status.model_dump()))
+        assert re.fullmatch(r"submit: not now \[full\]  \(\d+ s before\)", shown["last error"])
+        del pool.instead["rollouts"]
+        await until(lambda: node.status.rollouts_submitted)
+        assert (node.status.last_error, node.status.last_error_seconds) == ("", None)
+        assert "last error" not in dict(table(node.status.model_dump()))

@@ -23,9 +23,9 @@ def lease(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def finished(number: int, kind="train", samples=2, tokens=3, run="demo") -> Finished:
+def finished(number: int, kind="train", samples=2, tokens=3, run="demo", first=0) -> Finished:
     rollout = {"tokens": pack_tokens([1] * tokens), "logprobs": pack_logprobs([-1.0] * tokens), "finish": "stop"}
-    rollouts = tuple(RolloutRecord(sample=i, **rollout) for i in range(samples))
+    rollouts = tuple(RolloutRecord(sample=i, **rollout) for i in range(first, first + samples))
     return Finished(run, kind, number, 0, Slice(lease_id=lease(number), manifest_hash=bytes(32), rollouts=rollouts))
 
 
@@ -38,10 +38,14 @@ def receipts(first: int, states) -> ReceiptBatch:
         run="demo",
         peer=COORDINATOR.peer_id,
         receipts=tuple(
-            Receipt(sequence=first + i, lease_id=lease(i), sample=0, state=state, reason="", reward=None)
+            Receipt(sequence=first + i, lease_id=lease(first + i), sample=0, state=state, reason="", reward=None)
             for i, state in enumerate(states)
         ),
     )
+
+
+def receipt(sequence: int, number: int, sample: int = 0) -> Receipt:
+    return Receipt(sequence=sequence, lease_id=lease(number), sample=sample, state="consumed", reason="", reward=None)
 
 
 @pytest.fixture
@@ -102,6 +106,9 @@ def test_only_the_runs_own_slices_are_sent(spool):
 
 def test_receipts_keep_the_signed_bytes_and_are_counted_once(spool):
     """A batch asked for twice is counted once; the kept bytes still verify."""
+    spool.add([finished(number, samples=1) for number in range(1, 5)])
+    spool.acknowledge([ack(number) for number in range(1, 5)])
+    assert spool.counts().undecided == 4
     for first, states in [
         (1, ["consumed", "stale"]),
         (1, ["consumed", "stale"]),
@@ -110,9 +117,82 @@ def test_receipts_keep_the_signed_bytes_and_are_counted_once(spool):
         batch = receipts(first, states)
         spool.keep_receipts(COORDINATOR.sign("receipts", batch), batch)
     assert spool.counts().receipts == {"consumed": 2, "stale": 1, "rejected": 1}
+    assert spool.counts().undecided == 0
     assert spool.receipts_after("demo") == 4
     kept = [open_signed(s, COORDINATOR.peer_id, "receipts", ReceiptBatch) for s in spool.receipt_batches("demo")]
     assert [r.sequence for batch in kept for r in batch.receipts] == [1, 2, 2, 3, 4]
+
+
+def test_receipts_of_a_slice_from_the_middle_of_its_group_are_ours(spool):
+    """Samples are numbered within the group, not within the slice."""
+    spool.add([finished(1, first=6)])
+    spool.acknowledge([ack(1)])
+    batch = ReceiptBatch(run="demo", peer=COORDINATOR.peer_id, receipts=(receipt(1, 1, 6), receipt(2, 1, 7)))
+    spool.keep_receipts(COORDINATOR.sign("receipts", batch), batch)
+    counts = spool.counts()
+    assert (counts.receipts, counts.receipts_elsewhere, counts.undecided) == ({"consumed": 2}, 0, 0)
+
+
+def test_receipts_of_work_done_elsewhere_hide_nothing(spool):
+    """A node moved with its key gets the receipts of its old machine too: they are kept, and decide nothing here."""
+    batch = receipts(1, ["consumed"] * 500)
+    spool.keep_receipts(COORDINATOR.sign("receipts", batch), batch)
+    spool.add([finished(1000, samples=20)])
+    spool.acknowledge([ack(1000)])
+    counts = spool.counts()
+    assert (counts.undecided, counts.receipts, counts.receipts_elsewhere) == (20, {}, 500)
+    assert spool.receipts_after("demo") == 500
+    batch = receipts(1000, ["consumed"])
+    spool.keep_receipts(COORDINATOR.sign("receipts", batch), batch)
+    assert spool.counts().undecided == 19
+    assert spool.counts().receipts == {"consumed": 1}
+
+
+def test_a_receipt_may_come_before_the_acknowledgement(spool):
+    """The answer to a submission was lost, the slice is sent again; what is decided by then is not waited for."""
+    spool.add([finished(1)])
+    batch = receipts(1, ["stale"])
+    spool.keep_receipts(COORDINATOR.sign("receipts", batch), batch)
+    assert spool.counts().undecided == 0
+    spool.acknowledge([ack(1)])
+    assert spool.counts().undecided == 1
+
+
+def test_a_second_receipt_of_one_rollout_counts_once(spool):
+    """A coordinator restored from a copy may say again, under another number, what it had said."""
+    spool.add([finished(3)])
+    spool.acknowledge([ack(3)])
+    for sequence in (3, 4):
+        batch = receipts(3, ["consumed"]).model_copy(update={"receipts": (receipt(sequence, 3),)})
+        spool.keep_receipts(COORDINATOR.sign("receipts", batch), batch)
+    assert (spool.counts().undecided, spool.counts().receipts) == (1, {"consumed": 1})
+
+
+def test_what_the_history_forgets_is_not_waited_for(spool, monkeypatch):
+    """Else `finish` would wait for a receipt that can no longer be matched."""
+    monkeypatch.setattr("echo2.node.spool.ACKED_ROWS_MAX", 3)
+    for number in range(10):
+        spool.add([finished(number)])
+        spool.acknowledge([ack(number)])
+    assert spool.counts().undecided == 6
+
+
+def test_a_spool_of_an_older_release_is_taken_over(tmp_path):
+    """Which of its rollouts are decided is read from the batches it kept, once."""
+    spool = Spool(tmp_path / "spool.sqlite")
+    spool.add([finished(number) for number in (1, 2, 3)])
+    spool.acknowledge([ack(1), ack(2)])
+    batch = receipts(1, ["consumed", "stale", "consumed", "rejected"])
+    spool.keep_receipts(COORDINATOR.sign("receipts", batch), batch)
+    before = spool.counts()
+    spool._db.execute("ALTER TABLE slice DROP COLUMN decided")
+    spool._db.execute("DELETE FROM total WHERE name IN ('undecided', 'receipts_elsewhere')")
+    spool.close()
+    for _ in range(2):
+        spool = Spool(tmp_path / "spool.sqlite")
+        assert spool.counts() == before
+        spool.close()
+    assert (before.undecided, before.receipts_elsewhere) == (2, 1)
 
 
 def test_history_is_bounded_and_counts_are_not(spool, monkeypatch):
@@ -144,6 +224,14 @@ def test_what_was_added_survives_kill_9(tmp_path):
     spool = Spool(path)
     assert [s.lease_id for s in spool.pending("demo")] == [lease(n) for n in range(3)]
     assert spool.counts().spooled == 3
+    spool.close()
+
+
+def test_nobody_else_can_read_the_spool(tmp_path):
+    """Prompts and rollouts are for the coordinator alone, also in a folder that others may enter."""
+    spool = Spool(tmp_path / "spool.sqlite")
+    spool.add([finished(1)])
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
     spool.close()
 
 

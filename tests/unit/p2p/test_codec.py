@@ -28,12 +28,15 @@ from echo2.p2p.errors import FrameTooLarge, MalformedFrame, ProtocolError, Schem
 from echo2.p2p.messages import (
     CHUNK_BYTES_MAX,
     KIB,
+    SLICES_MAX,
     Ack,
     Chunk,
     Message,
     PeerAddress,
     Refusal,
     Signed,
+    SliceAck,
+    SubmitReply,
     Ticket,
 )
 
@@ -45,6 +48,13 @@ def test_frame_by_hand():
     by_hand = bytes.fromhex("82 a474797065 a361636b a4626f6479 81 a5636f756e74 03")
     assert encode_frame(Ack(count=3)) == bytes.fromhex("00000017") + by_hand
     assert decode_frame(by_hand, Ack) == Ack(count=3)
+
+
+def test_the_longest_reply_to_a_submission_fits_its_frame():
+    """As many acknowledgements as slices, each with a reason of full length in four-byte characters."""
+    ack = SliceAck(lease_id=bytes(16), state="rejected", reason="\U0001f600" * 512)
+    reply = SubmitReply(acks=(ack,) * SLICES_MAX)
+    assert decode_frame(encode_frame(reply)[4:], SubmitReply) == reply
 
 
 @given(st.integers(0, 2**53))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
@@ -12,6 +13,7 @@ from echo2.p2p.codec import encode_record
 from echo2.p2p.errors import BadSignature, ConfigurationError
 from echo2.p2p.identity import (
     Identity,
+    check_peer_id,
     load_or_create_identity,
     open_signed,
     payload_hash,
@@ -132,3 +134,18 @@ def test_key_in_a_folder_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigurationError, match="cannot use the key file"):
         load_or_create_identity(tmp_path / "deeper" / "key")
+
+
+def test_most_typing_errors_in_a_peer_id_are_seen():
+    """A peer id names a point of the curve: every real one does, about half of those with a wrong character do not."""
+    real = [Identity(bytes([number]) * 32).peer_id for number in range(20)]
+    assert [check_peer_id(peer) for peer in real] == real
+    refused = 0
+    for peer in real:
+        with contextlib.suppress(BadSignature):
+            check_peer_id(peer[:-1] + ("a" if peer[-1] != "a" else "b"))
+            continue
+        refused += 1
+    assert refused == 9
+    with pytest.raises(BadSignature):
+        check_peer_id("1" * 100_000)

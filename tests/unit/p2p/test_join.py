@@ -11,6 +11,7 @@ from echo2.p2p.identity import Identity
 from echo2.p2p.join import JoinString, parse_join_string
 
 PEER = Identity(b"\x01" * 32).peer_id
+OTHER = PEER[:-1] + "3"  # one wrong character: no key has this name
 GOOD = f"echo2://{PEER}@203.0.113.7:4001,[2001:db8::1]:4002,pool.example.org:4003/sums-1?token=aB3_-9"
 
 
@@ -49,6 +50,11 @@ def test_survives_a_line_break_inside():
         (f"echo2://{PEER}@1.2.3.4:0/r?token=t", "'0' is not a number from 1 to 65535"),
         (f"echo2://{PEER}@1.2.3.4:99999/r?token=t", "'99999' is not a number"),
         (f"echo2://{PEER}@1.2.3.400:1/r?token=t", "1.2.3.400 is not an IP address"),
+        (f"echo2://{PEER}@\u0661.\u0661.\u0661.\u0661:1/r?token=t", "is neither a host name nor an IP address"),
+        (f"echo2://{PEER}@[{'a:' * 300}]:1/r?token=t", "is neither a host name nor an IP address"),
+        (f"echo2://{PEER}@{'a' * 600}:1/r?token=t", "is neither a host name nor an IP address"),
+        (f"echo2://{'1' * 100_000}@1.2.3.4:1/r?token=t", "is not a peer id"),
+        (f"echo2://{OTHER}@1.2.3.4:1/r?token=t", "is not a peer id"),
         (f"echo2://{PEER}@2001:db8::1:80/r?token=t", "IPv6 goes in brackets"),
         (f"echo2://{PEER}@1.2.3.4:1", "the run's name is missing"),
         (f"echo2://{PEER}@1.2.3.4:1/a$b?token=t", "'a$b' is not a run's name"),
@@ -82,7 +88,7 @@ def test_any_text_is_an_answer_or_a_configuration_error(text):
     """No text at all makes the parser raise anything else."""
     for candidate in (text, "echo2://" + text, f"echo2://{PEER}@{text}", f"echo2://{PEER}@1.2.3.4:1/{text}"):
         with contextlib.suppress(ConfigurationError):
-            assert parse_join_string(candidate).peer == PEER
+            assert parse_join_string(candidate).coordinator.peer == PEER
 
 
 @given(

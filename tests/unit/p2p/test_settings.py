@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,7 +8,7 @@ import pytest
 from pydantic import Field
 
 from echo2.p2p.errors import ConfigurationError
-from echo2.p2p.settings import Multiaddr, Port, Settings, SettingsPath, load_settings, make_settings
+from echo2.p2p.settings import Multiaddr, Port, Settings, SettingsPath, home_path, load_settings, make_settings
 
 
 class Engine(Settings):
@@ -119,3 +120,65 @@ def test_a_folder_is_not_a_settings_file(tmp_path):
     """Naming a folder gives the system's reason, not a traceback."""
     with pytest.raises(ConfigurationError, match="cannot read the settings file"):
         load_settings(tmp_path, Sample)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"a=" + b"[" * 20_000, "is not a settings file"),
+        (b"a=" + b"[" * 300 + b"]" * 300, "this is not a table of settings"),
+        (b"port = " + b"1" * 5000, "is not a settings file: Exceeds the limit (4300 digits)"),
+        (b"port = " + b"1" * 4000, "port = 1111"),
+        (b'name = "a"\nhome = "~nosuchuser9/x"', 'home = "~nosuchuser9/x": ~nosuchuser9/x: there is no such user'),
+        (b'name = "a"\nhome = "a\\u0000b"', "cannot be the name of a file"),
+        (b'name = "a"\nport = 1979-05-27', 'port = "1979-05-27"'),
+    ],
+    ids=["nested", "nested less", "5000 digits", "4000 digits", "unknown user", "nul", "date"],
+)
+def test_what_no_settings_file_holds(tmp_path, content, says):
+    """What is too deep, too long or impossible is refused in one line as well."""
+    (tmp_path / "s.toml").write_bytes(content)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(tmp_path / "s.toml", Sample)
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_what_may_never_end_is_not_read(tmp_path, kind):
+    """A pipe, a device and a folder are refused before a byte is read."""
+    path = {"fifo": tmp_path / "fifo", "device": Path("/dev/zero"), "folder": tmp_path}[kind]
+    if kind == "fifo":
+        os.mkfifo(path)
+    with pytest.raises(ConfigurationError, match=r"device or a pipe|Is a directory"):
+        load_settings(path, Sample)
+
+
+def test_a_byte_order_mark_is_left_out(tmp_path):
+    """Editors on Windows put one in front."""
+    (tmp_path / "s.toml").write_bytes(b"\xef\xbb\xbf" + b'name = "a"')
+    assert load_settings(tmp_path / "s.toml", Sample).name == "a"
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("/ip4/999.1.1.1/tcp/1", "999.1.1.1 is not an IPv4 address"),
+        ("/ip4/1.2.3.4/tcp/99999", "99999 is not a port from 0 to 65535"),
+        ("/ip6/1.2.3.4/tcp/1", "1.2.3.4 is not an IPv6 address"),
+        ("/ip4/\u0661.1.1.1/tcp/1", "is not an IPv4 address"),
+        ("/ip4/1.1.1.1/tcp/\u0661", "must be an address like"),
+        ("/dns/-/tcp/1", "- is not the name of a host"),
+        ("/dns/" + "a" * 300 + "/tcp/1", "must be an address like"),
+    ],
+)
+def test_an_address_no_socket_can_have(address, says):
+    """Found when the settings are read, not when the socket is opened."""
+    assert says in wrong({"name": "a", "listen": [address]})
+
+
+def test_a_home_of_no_user():
+    """`~` of somebody who is not here is one line, also on the command line."""
+    assert home_path(Path("~")) == Path.home()
+    with pytest.raises(ConfigurationError, match="there is no such user"):
+        home_path(Path("~nosuchuser9/x"))
