@@ -48,6 +48,7 @@ from echo2.p2p.messages import (
     Ticket,
     Welcome,
 )
+from echo2.p2p.reachability import DialBackReply, DialBackRequest
 
 SIGNER = Identity(bytes(range(32)))
 NODE = Identity(b"\x4e" * 32)
@@ -280,5 +281,7 @@ MESSAGES = [
     ),
     PublishRequest(manifest=SIGNER.sign("manifest", MANIFEST)),
     PublishReply(plan=SIGNER.sign("plan", PLAN)),
+    DialBackRequest(ports=(4001,)),
+    DialBackReply(observed="/ip4/192.0.2.7/tcp/50123", ports=(4001,)),
 ]
 """One of every message type."""

@@ -6,6 +6,7 @@ import pytest
 
 from echo2.learner import main
 from echo2.learner.config import LearnerConfig
+from echo2.p2p import libp2p_transport
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import Identity
 from echo2.p2p.settings import make_settings
@@ -19,7 +20,7 @@ async def test_bans_outlive_a_restart(tmp_path, monkeypatch):
         asked.update(named)
         raise ConfigurationError("far enough")
 
-    monkeypatch.setattr(main, "open_libp2p_transport", opened)
+    monkeypatch.setattr(libp2p_transport, "open_libp2p_transport", opened)
     coordinator = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity(b'c' * 32).peer_id}"
     values = {"home": "home", "coordinator": coordinator, "run": "r", "model_dir": "m"}
     config = make_settings(values, LearnerConfig, source="l.toml", folder=tmp_path)

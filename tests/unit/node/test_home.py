@@ -59,7 +59,7 @@ def test_it_is_remembered_once_the_coordinator_has_spoken(tmp_path):
     empty = dict.fromkeys(NodeStatus.model_fields, 0) | {
         name: "" for name, field in NodeStatus.model_fields.items() if field.annotation is str
     }
-    status = NodeStatus.model_validate(empty | {"receipts": {}, "addresses": ()})
+    status = NodeStatus.model_validate(empty | {"receipts": {}, "addresses": (), "network": None, "nat": None})
     show = _Show(tmp_path, JOIN)
     show(status)
     assert not (tmp_path / JOIN_FILE).exists()

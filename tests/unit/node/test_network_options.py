@@ -9,6 +9,7 @@ import pytest
 from echo2.node import main
 from echo2.node.config import NodeSettings
 from echo2.node.status import table
+from echo2.p2p import libp2p_transport
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import Identity
 from echo2.p2p.join import JoinString
@@ -80,7 +81,7 @@ async def test_bans_outlive_a_restart(tmp_path, monkeypatch):
         asked.update(named)
         raise ConfigurationError("far enough")
 
-    monkeypatch.setattr(main, "open_libp2p_transport", opened)
+    monkeypatch.setattr(libp2p_transport, "open_libp2p_transport", opened)
     join = JoinString(Identity(b"\x01" * 32).peer_id, ("/ip4/127.0.0.1/tcp/1",), "t", "r")
     with pytest.raises(ConfigurationError, match="far enough"):
         await main._serve(NodeSettings(), join, tmp_path)

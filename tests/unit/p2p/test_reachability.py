@@ -10,6 +10,7 @@ import trio
 from unit.p2p.relay_places import ALICE, BOB, BOUND_SECONDS, CAROL, RELAY, echo, exchanged, place
 
 from echo2.coordinator.broadcasts import BroadcastDesk
+from echo2.coordinator.lateness import Lateness
 from echo2.p2p.chunks import ContentHashes
 from echo2.p2p.errors import Refused
 from echo2.p2p.identity import Identity, open_signed
@@ -184,6 +185,7 @@ def test_the_coordinator_plans_a_node_that_announces_nothing_as_a_leaf():
         config=SimpleNamespace(run=SimpleNamespace(broadcast="chain", learner=RELAY.peer_id)),
         run=SimpleNamespace(learner_addresses=direct),
         identity=coordinator,
+        lateness=Lateness(),
     )
     published = SimpleNamespace(plan=None, manifest=manifest_of_chunks(48), manifest_hash=bytes(32))
     signed = BroadcastDesk(office).plan(published)
