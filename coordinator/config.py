@@ -6,14 +6,16 @@ Names follow DESIGN section 2 (S, kappa, R, n). Paths are taken from the file's 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from echo2.p2p.errors import BadSignature
 from echo2.p2p.identity import check_peer_id
 from echo2.p2p.messages import SAMPLES_MAX, TOKENS_MAX, Name, PeerId
 from echo2.p2p.settings import Multiaddr, Port, Settings, SettingsPath, load_settings
+from echo2.tasks.catalog import with_absolute_path
+from echo2.tasks.task import TaskSpec, canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +55,7 @@ class RunConfig(Settings):
 
     name: Annotated[Name, Field(description="letters, digits, '.', '_' and '-'")]
     task: Annotated[Name, Field(description="a task of the catalogue, for example arithmetic")]
+    task_options: dict[str, Any] = Field(default_factory=dict, description="the task's own settings")
     model_dir: Annotated[SettingsPath, Field(description="the folder that `echo2-learner prepare` made")]
     learner: Annotated[
         PeerId, AfterValidator(_peer_of_a_key), Field(description="the peer id that `echo2-learner identity` prints")
@@ -66,6 +69,9 @@ class RunConfig(Settings):
     n: Annotated[int, Field(ge=1, le=SAMPLES_MAX, description="rollouts per prompt")] = 8
 
     tokens_max: Annotated[int, Field(ge=1, le=TOKENS_MAX, description="longest response in tokens")] = 512
+    turn_tokens_max: Annotated[
+        int, Field(ge=1, le=TOKENS_MAX, description="longest turn of a task of several turns, in tokens")
+    ] = 64
     temperature: Annotated[float, Field(gt=0, le=100, description="above 0")] = 1.0
     top_k: Annotated[int, Field(ge=0, le=1_000_000, description="0 = off")] = 0
     top_p: Annotated[float, Field(gt=0, le=1, description="1.0 = off")] = 1.0
@@ -79,6 +85,14 @@ class RunConfig(Settings):
     ] = 60.0
     broadcast: Annotated[Literal["auto", "star", "chain"], Field(description="how snapshots reach the nodes")] = "auto"
 
+    eval_every: Annotated[
+        int, Field(ge=0, le=10_000_000, description="versions between held-out evaluations under way; 0 = none")
+    ] = 0
+    eval_samples: Annotated[int, Field(ge=1, le=SAMPLES_MAX, description="answers per held-out prompt, k of avg@k")] = 1
+    eval_share: Annotated[
+        float, Field(gt=0, le=0.5, description="most that an evaluation under way takes of the pool from training")
+    ] = 0.1
+
     @model_validator(mode="before")
     @classmethod
     def _default_kappa(cls, values: object) -> object:
@@ -86,6 +100,14 @@ class RunConfig(Settings):
             budget = values.get("S", 3)
             values = values | {"kappa": max(1, budget - 1) if isinstance(budget, int) else 1}
         return values
+
+    @field_validator("task_options")
+    @classmethod
+    def _options_are_plain(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """What JSON can hold; a `path` is taken from the file's own folder, as every other."""
+        canonical_json(options)  # raises ValueError in words
+        folder = (info.context or {}).get("folder")
+        return options if folder is None else dict(with_absolute_path(TaskSpec("options", options), folder).options)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -97,6 +119,11 @@ class RunConfig(Settings):
                 "a snapshot is up to kappa - 1 steps old before the next one comes"
             )
         return self
+
+    @property
+    def spec(self) -> TaskSpec:
+        """The task with its options."""
+        return TaskSpec(self.task, self.task_options)
 
     @property
     def slice_samples(self) -> int:

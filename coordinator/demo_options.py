@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,8 @@ class Preset:
     slice_samples_max: int
     lease_seconds: float
     stall_seconds: float
+    turn_tokens_max: int = 64
+    task_options: Mapping[str, object] = field(default_factory=dict)
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -50,6 +52,28 @@ PRESETS: Mapping[str, Preset] = {
         tokens_max=16, slice_samples_max=4, lease_seconds=600, stall_seconds=1200,
     ),
 }  # fmt: skip
+
+GAMES: Mapping[tuple[str, str], Preset] = {
+    ("tiny", "race"): replace(PRESETS["tiny"], task="race", tokens_max=45, turn_tokens_max=4),
+    ("smollm2", "poker"): replace(
+        PRESETS["smollm2"], task="poker", task_options={"heldout_size": 64}, tokens_max=600, turn_tokens_max=16,
+        slice_samples_max=8,
+    ),
+}  # fmt: skip
+"""Tasks that a model can be shown at beside its own: the task is another one, all else is as it was."""
+
+
+def preset_of(model: str, task: str) -> Preset:
+    """What `--model` and `--task` mean. Raises ConfigurationError."""
+    preset = PRESETS.get(model)
+    if preset is None:
+        raise ConfigurationError(f"there is no demo of {model!r}; choose one of {', '.join(PRESETS)}")
+    if task in ("", preset.task):
+        return preset
+    if (model, task) not in GAMES:
+        known = [preset.task, *(game for name, game in GAMES if name == model)]
+        raise ConfigurationError(f"there is no demo of {task!r} with {model}; choose one of {', '.join(known)}")
+    return GAMES[model, task]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +178,13 @@ def coordinator_settings(options: DemoOptions, places: Places, *, learner: str, 
         "R": preset.R,
         "n": preset.n,
         "tokens_max": preset.tokens_max,
+        "turn_tokens_max": preset.turn_tokens_max,
         "temperature": 1.0,
         "slice_samples_max": preset.slice_samples_max,
         "lease_seconds": preset.lease_seconds,
     }
-    return toml({"": top, "rest": {"host": "127.0.0.1", "port": rest}, "run": run})
+    tables = {"": top, "rest": {"host": "127.0.0.1", "port": rest}, "run": run}
+    return toml(tables | ({"run.task_options": preset.task_options} if preset.task_options else {}))
 
 
 def learner_settings(options: DemoOptions, places: Places, *, coordinator: str, port: int) -> str:
@@ -169,12 +195,11 @@ def learner_settings(options: DemoOptions, places: Places, *, coordinator: str, 
         "run": RUN,
         "model_dir": str(places.model.resolve()),
         "listen": [f"/ip4/127.0.0.1/tcp/{port}"],
-        "lr": options.learning_rate,
         "domain": options.preset.domain,
-        "micro_tokens": options.preset.micro_tokens,
         "seed": options.seed,
     }
-    return toml({"": settings})
+    train = {"learning_rate": options.learning_rate, "micro_tokens": options.preset.micro_tokens}
+    return toml({"": settings, "train": train})
 
 
 def toml(tables: Mapping[str, Mapping[str, object]]) -> str:

@@ -56,6 +56,8 @@ class DemoRecord:
     t_bcast_seconds: float | None
     restarts: Mapping[str, int] = field(default_factory=dict)
     failure: str = ""
+    measures: Sequence[tuple[int, Mapping[str, float]]] = ()
+    """Of held-out episodes of several turns, by version: final chips by opponent, actions that were no actions."""
 
 
 def summary(record: DemoRecord) -> dict[str, Any]:
@@ -161,6 +163,7 @@ def write_report(path: Path, record: DemoRecord, wrong: Sequence[str]) -> None:
         f"| T_bcast, median | {_text(numbers['t_bcast_s_median'])} s |",
         f"| KL sampler-learner, mean | {_text(numbers['kl_sampler_learner'], digits=5)} |",
         "",
+        *_measures(record),
         "## Where the rollouts went",
         "",
         "| submitted | " + " | ".join((*TERMINAL_STATES, "left")) + " |",
@@ -189,6 +192,22 @@ def write_report(path: Path, record: DemoRecord, wrong: Sequence[str]) -> None:
         "- yes: the learner's own count of consumed rollouts is the ledger's.",
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _measures(record: DemoRecord) -> list[str]:
+    """A table of what held-out episodes measured beside the reward, one column a version; nothing for one turn."""
+    if not record.measures:
+        return []
+    marks = sorted(record.measures)
+    names = sorted({name for _, means in marks for name in means})
+    return [
+        "## What the held-out episodes measured",
+        "",
+        "| mean of | " + " | ".join(f"version {version}" for version, _ in marks) + " |",
+        "|---|" + "---:|" * len(marks),
+        *(f"| {name} | " + " | ".join(_text(means.get(name)) for _, means in marks) + " |" for name in names),
+        "",
+    ]
 
 
 def _mean(values: Sequence[float]) -> float | None:

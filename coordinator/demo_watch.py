@@ -113,6 +113,11 @@ class Watch:
         marks = self.run.evaluations if self.run else ()
         return [(mark.version, mark.mean) for mark in marks if mark.complete and mark.mean is not None]
 
+    def measures(self) -> list[tuple[int, Mapping[str, float]]]:
+        """(version, means of what its episodes measured) of complete held-out evaluations of several turns."""
+        marks = self.run.evaluations if self.run else ()
+        return [(mark.version, mark.details) for mark in marks if mark.complete and mark.details]
+
     def series(self) -> list[dict[str, Any]]:
         """Every step seen, in order."""
         return [self.steps[step] for step in sorted(self.steps)]
@@ -196,6 +201,7 @@ class Watch:
             t_bcast_seconds=run.t_bcast_seconds if run else None,
             restarts=restarts,
             failure=failure,
+            measures=self.measures(),
         )
 
 

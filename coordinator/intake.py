@@ -14,7 +14,10 @@ after. The first failing rollout rejects its whole slice: slices are all or noth
 | prompt       | prompt and response together do not fit the model's context                                 |
 | token_range  | a token id is negative or not below the vocabulary's size                                   |
 | termination  | it does not end with a stop id or at tokens_max, as `finish` says; or a stop id comes before |
-| logprobs     | a log-probability is not finite or above 0                                                  |
+| spans        | in place of termination for several turns: they are not turns as ordered (`tasks.episode`)  |
+| logprobs     | a log-probability is not finite or above 0; or that of an inserted token is not 0           |
+
+Of several turns, whether the environment answered so is found out later, by playing it again (`replay`).
 """
 
 from __future__ import annotations
@@ -24,12 +27,17 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from echo2.tasks.episode import Claim, fault
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from echo2.p2p.messages import Slice
+    from echo2.p2p.messages import RolloutRecord, Slice
+    from echo2.tasks.episode import EpisodeRules
 
-Code = Literal["lease", "incomplete", "manifest", "size", "prompt", "token_range", "termination", "logprobs"]
+    from .records import RolloutEntry
+
+Code = Literal["lease", "incomplete", "manifest", "size", "prompt", "token_range", "termination", "spans", "logprobs"]
 
 LOGPROB_TOLERANCE = 1e-3
 """A log-softmax in float32 may come out a few units of the last place above 0; a real violation is far above it."""
@@ -60,6 +68,8 @@ class SliceRules:
     stop_ids: tuple[int, ...]
     vocabulary_size: int
     context_tokens: int
+    episode: EpisodeRules | None = None
+    """Of several turns; None for one."""
 
 
 def check_owner(lease_peer: str | None, peer: str) -> Rejection | None:
@@ -86,7 +96,12 @@ def check_slice(received: Slice, rules: SliceRules) -> Rejection | None:
     tokens = np.frombuffer(b"".join(rollout.tokens for rollout in rollouts), dtype="<i4")
     logprobs = np.frombuffer(b"".join(rollout.logprobs for rollout in rollouts), dtype="<f4")
     ends = np.cumsum([len(rollout.tokens) // ITEM_BYTES for rollout in rollouts])
-    return _check_range(tokens, rules) or _check_termination(received, tokens, ends, rules) or _check_logprobs(logprobs)
+    return (
+        _check_range(tokens, rules)
+        or (_check_termination(received, tokens, ends, rules) if rules.episode is None else None)
+        or _check_spans(received, rules.episode)
+        or _check_logprobs(logprobs)
+    )
 
 
 def _check_size(sample: int, tokens: bytes, logprobs: bytes, rules: SliceRules) -> Rejection | None:
@@ -136,6 +151,29 @@ def _check_termination(
     if int(is_stop.sum()) != int(is_stop[ends - 1].sum()):
         return Rejection("termination", "a stop token comes before the end of a response")
     return None
+
+
+def _check_spans(received: Slice, rules: EpisodeRules | None) -> Rejection | None:
+    for rollout in received.rollouts:
+        if rules is None:
+            if rollout.spans or rollout.reward is not None:
+                return Rejection("spans", f"sample {rollout.sample} has spans or a reward, in a task of one turn")
+            continue
+        if found := fault(claim_of(rollout), rules):
+            return Rejection("spans", f"sample {rollout.sample}: {found}")
+        if rollout.reward is None:
+            return Rejection("spans", f"sample {rollout.sample} has no reward of the node's own sandbox")
+        if rollout.spans:
+            inserted = np.repeat(np.arange(len(rollout.spans)) % 2 == 1, rollout.spans)
+            if np.frombuffer(rollout.logprobs, dtype="<f4")[inserted].any():
+                return Rejection("logprobs", f"sample {rollout.sample}: an inserted token has a log-probability")
+    return None
+
+
+def claim_of(rollout: RolloutRecord | RolloutEntry) -> Claim:
+    """A rollout's tokens, spans and end, as `tasks.episode` judges them."""
+    tokens = np.frombuffer(rollout.tokens, dtype="<i4")
+    return Claim(tuple(tokens.tolist()), rollout.spans, rollout.finish)
 
 
 def _check_logprobs(logprobs: NDArray[np.float32]) -> Rejection | None:

@@ -18,7 +18,7 @@ from .slots import Span
 if TYPE_CHECKING:
     from echo2.p2p.messages import ReceiptsRequest, RolloutRecord, Slice, SubmitRequest
 
-    from .leases import Outcome
+    from .leases import Kind, Outcome
     from .office import Office
     from .pool import NodeEntry
     from .run_book import Changes
@@ -48,6 +48,7 @@ class IntakeDesk:
         """One acknowledgement a slice. Raises Refused, and then nothing of the request was kept."""
         office = self._office
         node = office.known_node(peer, request.run)
+        await office.open_prompts(self._leased(request))
         if node.state == "suspended":
             raise Refused("suspended", f"suspended: {node.state_reason}"[:512], SUSPENDED_RETRY_SECONDS)
         changes = office.changes()
@@ -71,6 +72,12 @@ class IntakeDesk:
                 for number, received in enumerate(request.slices)
             )
         )
+
+    def _leased(self, request: SubmitRequest) -> list[tuple[Kind, int]]:
+        """Whose prompts the checks need. A lease that memory let go of is not checked: it comes late."""
+        known = self._office.run.leases.leases
+        found = [known[received.lease_id] for received in request.slices if received.lease_id in known]
+        return [(lease.kind, lease.span.ordinal) for lease in found]
 
     async def receipts(self, peer: str, request: ReceiptsRequest) -> ReceiptsReply:
         """The node's receipts behind those it has, signed. Raises Refused."""
@@ -143,6 +150,8 @@ class IntakeDesk:
             finish=content.finish if content else "length",
             tokens=content.tokens if content else b"",
             logprobs=content.logprobs if content else b"",
+            spans=content.spans if content else (),
+            claimed_reward=content.reward if content else None,
         )
         if outcome == "duplicate":
             changes.arrive(entry, "duplicate", "another lease's slice for this sample came first")
@@ -192,6 +201,7 @@ class IntakeDesk:
             stop_ids=card.stop_ids,
             vocabulary_size=card.vocabulary_size,
             context_tokens=card.context_tokens,
+            episode=prompts.episode_rules(lease.tokens_max, self._office.config.run.turn_tokens_max),
         )
 
     def _forgotten(self, lease_id: bytes) -> LeaseEntry | None:

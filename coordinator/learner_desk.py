@@ -10,11 +10,12 @@ import sqlalchemy as sa
 from echo2.p2p.errors import ProtocolError, Refused
 from echo2.p2p.identity import open_signed, payload_hash
 from echo2.p2p.manifest import check_manifest
-from echo2.p2p.messages import Ack, AdmittedReply, AdmittedRollout, Manifest, PublishReply, RolloutKey
+from echo2.p2p.messages import Ack, AdmittedReply, AdmittedRollout, Detail, Manifest, PublishReply, RolloutKey
 
 from . import schema
 from .admission import train_sampling
 from .office import WAIT_SECONDS_MAX
+from .prompts import Unopened
 from .records import add_event, put_steps
 from .run_book import ENDED, Published
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from echo2.p2p.messages import AdmittedRequest, LearnerReport, PublishRequest
 
     from .broadcasts import BroadcastDesk
+    from .leases import Kind
     from .office import Office
     from .records import RolloutEntry
     from .run_book import Changes
@@ -35,6 +37,12 @@ REPLY_BYTES_MAX = 24 << 20
 
 ROLLOUT_BYTES = 400
 """What an admitted rollout costs on the wire beside its arrays, rounded up."""
+
+PROMPTS_OPENED = 4096
+"""As `AdmittedReply` bounds the rollouts that need them."""
+
+SPAN_BYTES, DETAIL_BYTES = 5, 100
+"""Likewise one span, and one measure of an episode with its name."""
 
 WITHDRAW_MAX = 4096
 """As `AdmittedReply` bounds it."""
@@ -56,7 +64,11 @@ class LearnerDesk:
         deadline = office.clock() + min(request.wait_seconds, WAIT_SECONDS_MAX)
         state = run.state
         while True:
-            found = self._after(request.after_sequence, request.rollouts_max)
+            try:
+                found = self._after(request.after_sequence, request.rollouts_max)
+            except Unopened:
+                await office.open_prompts(self._prompts_after(request.after_sequence))
+                continue
             older = request.after_sequence >= run.next_sequence  # our ledger was put back: its numbers come again
             news = found or older or run.state != state or not all(run.withdraw.values())
             now = office.clock()
@@ -236,10 +248,16 @@ class LearnerDesk:
                 continue
             prompt = self._office.prompts.tokens(entry.kind, entry.ordinal)
             content_bytes += len(entry.tokens) + len(entry.logprobs) + len(prompt) + ROLLOUT_BYTES
+            content_bytes += SPAN_BYTES * len(entry.spans) + DETAIL_BYTES * len(entry.details or ())
             if len(found) >= rollouts_max or (found and content_bytes > REPLY_BYTES_MAX):
                 break
             found.append(entry)
         return found
+
+    def _prompts_after(self, sequence: int) -> list[tuple[Kind, int]]:
+        """Whose prompts a reply may need: never as many as the prompt book keeps."""
+        entries = [entry for number, entry in self._office.run.admitted.items() if number > sequence]
+        return [(entry.kind, entry.ordinal) for entry in entries[:PROMPTS_OPENED]]
 
     def _rollout(self, entry: RolloutEntry) -> AdmittedRollout:
         assert entry.reward is not None, "an admitted rollout has its reward"
@@ -256,4 +274,6 @@ class LearnerDesk:
             finish=entry.finish,
             temperature=train_sampling(self._office).temperature,
             reward=entry.reward,
+            spans=entry.spans,
+            details=tuple(Detail(name=name, value=value) for name, value in (entry.details or {}).items()),
         )

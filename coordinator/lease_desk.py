@@ -6,12 +6,14 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from echo2.p2p.messages import SLICES_MAX, Lease, LeaseReply, Sampling
+from echo2.p2p.codec import pack_tokens
+from echo2.p2p.messages import SLICES_MAX, Lease, LeaseReply, Sampling, Sandboxed
 
 from . import capacity
 from .admission import train_sampling
 from .leases import LeaseEntry, Proposal
 from .office import WAIT_SECONDS_MAX
+from .prompts import Unopened
 from .records import add_event, add_leases, close_groups
 from .run_book import ENDED
 
@@ -29,10 +31,11 @@ LEASE_ID_BYTES = 16
 RETRY_SECONDS = 1.0
 """When a node that could not wait should ask again."""
 
-ITEM_BYTES = 4
-
 REPLY_PROMPT_BYTES_MAX = 6 << 20
 """Prompt bytes in one reply, below its frame bound."""
+
+OPENED_AHEAD = 32
+"""Episodes whose openings are fetched at once, in order of their ordinals: a fraction of a second of the worker."""
 
 UNUSABLE_MAX = 1000
 """Prompts in a row that do not fit the context before a request gives up: the task and the model do not match."""
@@ -43,6 +46,7 @@ class LeaseDesk:
 
     def __init__(self, office: Office) -> None:
         self._office = office
+        self._sandbox = _sandboxed(office)
 
     async def lease(self, peer: str, request: LeaseRequest) -> LeaseReply:
         """Up to `samples_max` samples, waiting up to `wait_seconds` for work. Raises Refused."""
@@ -51,7 +55,11 @@ class LeaseDesk:
         deadline = office.clock() + min(request.wait_seconds, WAIT_SECONDS_MAX)
         while True:
             now = office.clock()
-            leases, reason, retry_at = self._grant(node, request, now)
+            try:
+                leases, reason, retry_at = self._grant(node, request, now)
+            except Unopened as error:  # nothing was granted yet; those behind it come next
+                await office.open_prompts((error.kind, error.ordinal + ahead) for ahead in range(OPENED_AHEAD))
+                continue
             if leases or now >= deadline:
                 known = 0.0 if math.isinf(retry_at) else retry_at - now
                 retry = 0.0 if leases else max(RETRY_SECONDS, known)
@@ -137,16 +145,14 @@ class LeaseDesk:
             first = fits.index(False)
             if first:  # those before it can go out; it is met again at the front
                 return Proposal(proposal.kind, proposal.spans[:first])
-            self._give_up(proposal.kind, proposal.spans[0].ordinal)
+            self._give_up(proposal.kind, proposal.spans[0].ordinal, version)
         return proposal
 
     def _tokens_max(self, kind: Kind, ordinal: int) -> int:
         """Longest response to this prompt: a context that overflows is never valid, so it is never ordered."""
-        prompts = self._office.prompts
-        room = prompts.text.card.context_tokens - len(prompts.tokens(kind, ordinal)) // ITEM_BYTES
-        return min(self._office.config.run.tokens_max, room)
+        return self._office.prompts.tokens_max(kind, ordinal, self._office.config.run.tokens_max)
 
-    def _give_up(self, kind: Kind, ordinal: int) -> None:
+    def _give_up(self, kind: Kind, ordinal: int, version: int) -> None:
         office, book = self._office, self._office.run.leases
         reason = "the prompt fills the model's context"
         with office.ledger.transaction() as connection:
@@ -162,8 +168,10 @@ class LeaseDesk:
                 close_groups(connection, office.run.name, {ordinal: reason})
         if kind == "train":
             book.close_group(ordinal)
-        elif book.evaluation is not None:
-            book.evaluation.table.abandon(ordinal)
+        else:
+            evaluation = book.evaluation_of(version)
+            if evaluation is not None:
+                evaluation.table.abandon(ordinal)
 
     def _record(
         self, node: NodeEntry, proposal: Proposal, version: int, manifest_hash: bytes, now: float
@@ -209,6 +217,7 @@ class LeaseDesk:
             prompt_tokens=prompts.tokens(entry.kind, span.ordinal),
             sampling=self._sampling(entry),
             duration_seconds=duration,
+            sandbox=self._sandbox,
         )
 
     def _sampling(self, entry: LeaseEntry) -> Sampling:
@@ -219,3 +228,19 @@ class LeaseDesk:
         if entry.tokens_max == sampling.tokens_max:
             return sampling
         return sampling.model_copy(update={"tokens_max": entry.tokens_max})
+
+
+def _sandboxed(office: Office) -> Sandboxed | None:
+    """What a lease says of turns; None for a task of one."""
+    prompts, run = office.prompts, office.config.run
+    rules = prompts.episode_rules(run.tokens_max, run.turn_tokens_max)
+    if rules is None:
+        return None
+    return Sandboxed(
+        task=prompts.spec.name,
+        options_json=prompts.spec.options_json,
+        turns_max=rules.turns_max,
+        turn_tokens_max=rules.turn_tokens_max,
+        turn_prefix_tokens=pack_tokens(rules.turn_prefix),
+        turn_suffix_tokens=pack_tokens(rules.turn_suffix),
+    )

@@ -16,7 +16,9 @@ the asker has installed; v the learner's; depth = `capacity.pacing_depth`.
 | closed group        | the learner consumed one of its rollouts, or dropped one as of no use: arrivals are late      |
 | withdrawn rollout   | its slot is open again; so is that of one dropped for its staleness alone (it would starve    |
 |                     | slow prompts to give up their groups)                                                         |
-| evaluation gate     | while an evaluation is open only its slots are leased, and only under its version             |
+| evaluation gate     | while the baseline or final one is open only its slots are leased, and only under its version |
+| interim evaluation  | beside training, only under its version: what training leaves idle, and else at most its      |
+|                     | share of all that is granted; see `_interim`                                                  |
 | end                 | once version `steps` is published no train lease is granted                                   |
 
 So `reserved` rises only by a fresh grant, which is what keeps both the bound and the promise that every group begun can
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["train", "eval"]
 Outcome = Literal["accept", "duplicate", "late"]
-Purpose = Literal["baseline", "final"]
+Purpose = Literal["baseline", "interim", "final"]
 
 
 class LeaseState(Enum):
@@ -77,13 +79,18 @@ class LeaseRules:
     slice_samples: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Evaluation:
-    """Held-out prompts under one version, one sample each; ordinal = held-out index."""
+    """Held-out prompts under one version, `table.group_size` samples each; ordinal = held-out index.
+
+    `share` is of all samples granted, what an interim one may take from training; `credit` what it has of that.
+    """
 
     version: int
     purpose: Purpose
     table: SlotTable
+    share: float = 1.0
+    credit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,9 @@ class LeaseBook:
         self.rules = rules
         self.train = SlotTable(rules.group_size)
         self.evaluation: Evaluation | None = None
+        """The baseline or the final one: training waits for it."""
+        self.interim: Evaluation | None = None
+        """One beside training."""
         self.leases: dict[bytes, LeaseEntry] = {}
         self.consumed = 0
         """By steps that stand. A learner that was put back undid some: what those consumed stays consumed, but the run
@@ -150,11 +160,7 @@ class LeaseBook:
         if evaluation is not None:
             if version != evaluation.version:
                 return Proposal("eval", (), f"the {evaluation.purpose} evaluation needs version {evaluation.version}")
-            left = evaluation.table.open + evaluation.table.fresh
-            share = self._share(left, samples_max, nodes)
-            spans = evaluation.table.choose(
-                samples_max=share, span_samples=1, spans_max=slices_max, fresh_max=share, peer=peer
-            )
+            spans = self._heldout(evaluation, peer, samples_max, nodes, slices_max)
             return Proposal("eval", tuple(spans), "" if spans else "every held-out prompt is out or answered")
         rules = self.rules
         if max(newest, self.learner_version) >= rules.steps:
@@ -165,6 +171,11 @@ class LeaseBook:
                 (),
                 f"version {version} is too old for step {self.learner_version} at S = {rules.staleness_max}",
             )
+        interim = self.interim if self.interim is not None and self.interim.version == version else None
+        if interim is not None and interim.credit >= min(self.rules.slice_samples, interim.table.group_size):
+            spans = self._heldout(interim, peer, min(samples_max, int(interim.credit)), nodes, slices_max)
+            if spans:
+                return Proposal("eval", tuple(spans))
         fresh = max(0, self.reserved_max(version, depth) - self.reserved)
         spans = self.train.choose(
             samples_max=self._share(self.train.open + fresh, samples_max, nodes),
@@ -173,7 +184,20 @@ class LeaseBook:
             fresh_max=fresh,
             peer=peer,
         )
+        if not spans and interim is not None:
+            idle = self._heldout(interim, peer, samples_max, nodes, slices_max)
+            if idle:
+                return Proposal("eval", tuple(idle))
         return Proposal("train", tuple(spans), "" if spans else self.pacing_reason(version, depth))
+
+    def _heldout(self, evaluation: Evaluation, peer: str, samples_max: int, nodes: int, slices_max: int) -> list[Span]:
+        """Slots of an evaluation, in the order of its prompts."""
+        table = evaluation.table
+        share = self._share(table.open + table.fresh, samples_max, nodes)
+        span_samples = min(self.rules.slice_samples, table.group_size)
+        return table.choose(
+            samples_max=share, span_samples=span_samples, spans_max=slices_max, fresh_max=share, peer=peer
+        )
 
     def _share(self, left: int, samples_max: int, nodes: int) -> int:
         """Guided self-scheduling: what is left, divided by those who could take it; never less than a group."""
@@ -214,6 +238,17 @@ class LeaseBook:
             assert table is not None, "a lease is granted for an open kind"
             table.lease(lease.span, lease.lease_id)
             self._remember(lease)
+            self._charge(lease)
+
+    def _charge(self, lease: LeaseEntry) -> None:
+        """An interim evaluation earns by what training is granted, and pays for what it is; idle time is free."""
+        interim = self.interim
+        if interim is None:
+            return
+        if lease.kind == "train":
+            interim.credit += lease.span.count * interim.share / (1 - interim.share)
+        else:
+            interim.credit = max(0.0, interim.credit - lease.span.count)
 
     def deliver(self, lease: LeaseEntry, accepted: Iterable[int]) -> None:
         """The slice of `lease` is durable, its `accepted` samples as held rollouts."""
@@ -235,11 +270,12 @@ class LeaseBook:
         self._leave(lease, LeaseState.RETURNED)
 
     def wanted_again(self, *, state: str, version: int, step: int) -> bool:
-        """Whether a slot whose rollout ended so is open again: it was withdrawn, or too old (or of a lost version) for
-        the step that dropped it. Else its group is closed: the learner consumed it or can do nothing more with it."""
+        """Whether a slot whose rollout ended so is open again: it was withdrawn, or rejected by its replay, or too old
+        (or of a lost version) for the step that dropped it. Else its group is closed: the learner consumed it or can do
+        nothing more with it."""
         if state == "stale":
             return version > step or step - version > self.rules.staleness_max
-        return state == "withdrawn"
+        return state in {"withdrawn", "rejected"}
 
     def finish(self, *, ordinal: int, sample: int, lease_id: bytes, consumed: bool, reopen: bool) -> None:
         """A queued train rollout reached its terminal state."""
@@ -250,10 +286,23 @@ class LeaseBook:
         else:
             self.close_group(ordinal)
 
-    def reopen_evaluation(self, version: int, ordinal: int, lease_id: bytes) -> None:
-        """An evaluation's rollout was withdrawn before it was scored."""
-        if self.evaluation is not None and self.evaluation.version == version:
-            self.evaluation.table.reopen(ordinal, 0, lease_id)
+    def reopen_evaluation(self, version: int, ordinal: int, sample: int, lease_id: bytes) -> None:
+        """An evaluation's rollout was withdrawn before it was scored, or rejected by its replay."""
+        evaluation = self.evaluation_of(version)
+        if evaluation is not None:
+            evaluation.table.reopen(ordinal, sample, lease_id)
+
+    def evaluation_of(self, version: int) -> Evaluation | None:
+        """The open evaluation of this version."""
+        open_ones = (self.evaluation, self.interim)
+        return next((one for one in open_ones if one is not None and one.version == version), None)
+
+    def evaluation_is_out(self, version: int) -> bool:
+        """Whether some node still holds a lease of this version's evaluation."""
+        return any(
+            lease.kind == "eval" and lease.version == version and lease.state is LeaseState.OUT
+            for lease in self.leases.values()
+        )
 
     def close_group(self, ordinal: int) -> bool:
         """Nothing more of this train group is wanted. False when it was closed already."""
@@ -266,15 +315,26 @@ class LeaseBook:
                 del self.leases[lease_id]
         return True
 
-    def open_evaluation(self, version: int, purpose: Purpose, size: int) -> None:
-        """From now on only held-out prompts are leased, under `version`."""
-        self.evaluation = Evaluation(version, purpose, SlotTable(1, size))
+    def open_evaluation(
+        self, version: int, purpose: Purpose, prompts: int, samples: int = 1, share: float = 1.0
+    ) -> None:
+        """Held-out prompts are leased under `version`: only they, or for an interim one beside training."""
+        evaluation = Evaluation(version, purpose, SlotTable(samples, prompts), share)
+        if purpose == "interim":
+            self.interim = evaluation
+        else:
+            self.evaluation = evaluation
 
-    def close_evaluation(self) -> None:
-        """Every held-out prompt is scored."""
-        self.evaluation = None
+    def close_evaluation(self, version: int) -> None:
+        """The evaluation of this version needs nothing more."""
+        if self.evaluation is not None and self.evaluation.version == version:
+            self.evaluation = None
+        if self.interim is not None and self.interim.version == version:
+            self.interim = None
         for lease_id in [
-            i for i, lease in self.leases.items() if lease.kind == "eval" and lease.state is not LeaseState.OUT
+            lease_id
+            for lease_id, lease in self.leases.items()
+            if lease.kind == "eval" and lease.version == version and lease.state is not LeaseState.OUT
         ]:
             del self.leases[lease_id]
 
@@ -356,7 +416,8 @@ class LeaseBook:
     def _table(self, lease: LeaseEntry) -> SlotTable | None:
         if lease.kind == "train":
             return self.train
-        return self.evaluation.table if self.evaluation and self.evaluation.version == lease.version else None
+        evaluation = self.evaluation_of(lease.version)
+        return evaluation.table if evaluation is not None else None
 
     def _too_old(self, version: int) -> bool:
         return version < self.learner_version - self.rules.staleness_max

@@ -8,13 +8,14 @@ because services change memory only after the commit.
 from __future__ import annotations
 
 import logging
+import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import NullPool, StaticPool
 
 from echo2.p2p.daemon import keep_private
 from echo2.p2p.errors import ConfigurationError, Refused
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 
 BUSY_SECONDS = 0.5
 """How long a statement waits for another process's lock. It stalls every request, and the asker comes again anyway."""
+
+READ_BUSY_SECONDS = 10.0
+"""As long as a reader waits: it stalls nobody but itself."""
 
 RETRY_SECONDS = 5.0
 """When a refused asker should come again: a disk is freed by people, not in milliseconds."""
@@ -114,6 +118,26 @@ def open_ledger(url: str, *, busy_seconds: float = BUSY_SECONDS) -> Ledger:
     return Ledger(engine)
 
 
+def open_ledger_to_read(path: Path) -> Ledger:
+    """The ledger in a file, for reading only, beside a coordinator that may be writing it.
+
+    Raises ConfigurationError when there is none, or one of another version.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"there is no ledger {path}; a coordinator makes it when it starts")
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=READ_BUSY_SECONDS)
+
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    try:
+        with engine.connect() as connection:
+            _check_version(connection, str(path))
+    except DBAPIError as error:
+        raise ConfigurationError(f"the ledger {path} cannot be read: {error.orig}") from error
+    return Ledger(engine)
+
+
 def _engine(url: str, busy_seconds: float) -> sa.Engine:
     parsed = sa.make_url(url)
     if parsed.get_backend_name() != "sqlite":
@@ -137,12 +161,18 @@ def _engine(url: str, busy_seconds: float) -> sa.Engine:
 
 def _adopt(connection: sa.Connection, url: str) -> None:
     """Check the schema's version, create the tables in an empty database, and prove that it can be written."""
-    present = set(sa.inspect(connection).get_table_names())
-    version = schema.meta.c.key == "schema_version"
-    if not present:
+    if not sa.inspect(connection).get_table_names():
         schema.metadata.create_all(connection)
         connection.execute(sa.insert(schema.meta).values(key="schema_version", value=b"%d" % schema.SCHEMA_VERSION))
         return
+    found = _check_version(connection, url)
+    connection.execute(sa.update(schema.meta).where(schema.meta.c.key == "schema_version").values(value=found))
+
+
+def _check_version(connection: sa.Connection, url: str) -> bytes:
+    """The schema's version as recorded: this software's. Raises ConfigurationError."""
+    present = set(sa.inspect(connection).get_table_names())
+    version = schema.meta.c.key == "schema_version"
     found = connection.scalar(sa.select(schema.meta.c.value).where(version)) if "meta" in present else None
     if found is None:
         raise ConfigurationError(f"{_shown(url)} is a database of something else; name another file")
@@ -151,10 +181,12 @@ def _adopt(connection: sa.Connection, url: str) -> None:
             f"the ledger {_shown(url)} has schema version {bytes(found)[:16].decode(errors='replace')}, this software "
             f"knows {schema.SCHEMA_VERSION}; use the software that made it, or begin a new ledger"
         )
-    connection.execute(sa.update(schema.meta).where(version).values(value=found))
+    return bytes(found)
 
 
 def _shown(url: str) -> str:
+    if "://" not in url:
+        return url
     parsed = sa.make_url(url)
     if parsed.get_backend_name() == "sqlite":
         return parsed.database or "in memory"

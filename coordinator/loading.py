@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from .ledger import Ledger
     from .prompts import PromptBook
 
-TERMS = ("task", "learner", "seed", "S", "kappa", "R", "n", "tokens_max", "temperature", "top_k", "top_p", "min_p")
+TERMS = (
+    *("task", "task_options", "learner", "seed", "S", "kappa", "R", "n"),
+    *("tokens_max", "turn_tokens_max", "temperature", "top_k", "top_p", "min_p"),
+)
 """What the rollouts and versions of a run already recorded depend on. The rest may change between two starts."""
 
 
@@ -70,7 +73,7 @@ def load_run(
         _load_published(connection, run)
         run.steps = {metrics.step: metrics for metrics in records.load_steps(connection, run.name)}
         _load_tally(connection, run, tally)
-        _load_evaluations(connection, run)
+        _load_evaluations(connection, run, config.run.eval_share)
         _load_rollouts(connection, run, pool)
         _load_leases(connection, run, now, config.run.lease_seconds)
     book = run.leases
@@ -150,25 +153,34 @@ def _load_tally(connection: sa.Connection, run: RunBook, tally: Tally) -> None:
         tally.move(row.peer, row.kind, None, row.state, row.why, row.number)
 
 
-def _load_evaluations(connection: sa.Connection, run: RunBook) -> None:
+def _load_evaluations(connection: sa.Connection, run: RunBook, eval_share: float) -> None:
     table, rollouts, leases = schema.evaluations, schema.rollouts, schema.leases
     of_lost = sa.select(leases.c.lease_id).where(leases.c.run == run.name, leases.c.manifest_hash.in_(run.leases.lost))
     for row in connection.execute(sa.select(table).where(table.c.run == run.name).order_by(table.c.version)):
-        scored = connection.execute(
-            sa.select(sa.func.count(), sa.func.sum(rollouts.c.reward)).where(
-                rollouts.c.run == run.name,
-                rollouts.c.kind == "eval",
-                rollouts.c.version == row.version,
-                rollouts.c.state == "evaluated",
-                rollouts.c.lease_id.not_in(of_lost),
-            )
-        ).one()
-        progress = EvaluationProgress(
-            row.version, row.purpose, row.size, scored[0], scored[1] or 0.0, row.finished is not None
+        counted = sa.and_(
+            rollouts.c.run == run.name,
+            rollouts.c.kind == "eval",
+            rollouts.c.version == row.version,
+            rollouts.c.state == "evaluated",
+            rollouts.c.lease_id.not_in(of_lost),
         )
+        query = sa.select(sa.func.count(), sa.func.sum(rollouts.c.reward)).where(counted)
+        scored = connection.execute(query).one()
+        progress = EvaluationProgress(
+            row.version,
+            row.purpose,
+            row.size,
+            scored[0],
+            scored[1] or 0.0,
+            samples=row.samples,
+            ended=row.finished is not None,
+            reason=row.reason,
+        )
+        for text in connection.scalars(sa.select(rollouts.c.details).where(counted, rollouts.c.details.is_not(None))):
+            progress.add(records.details_in(text))
         run.evaluations[row.version] = progress
-        if not progress.complete:
-            run.leases.open_evaluation(row.version, row.purpose, row.size)
+        if not progress.ended:
+            run.leases.open_evaluation(row.version, row.purpose, row.size // row.samples, row.samples, eval_share)
 
 
 def _load_rollouts(connection: sa.Connection, run: RunBook, pool: Pool) -> None:
@@ -192,12 +204,13 @@ def _load_rollouts(connection: sa.Connection, run: RunBook, pool: Pool) -> None:
 
 def _load_leases(connection: sa.Connection, run: RunBook, now: float, lease_seconds: float) -> None:
     leases, rollouts, closed = schema.leases, schema.rollouts, schema.closed_groups
-    open_version = run.leases.evaluation.version if run.leases.evaluation is not None else None
+    open_ones = (run.leases.evaluation, run.leases.interim)
+    open_versions = [evaluation.version for evaluation in open_ones if evaluation is not None]
     is_closed = sa.select(closed.c.ordinal).where(closed.c.run == run.name)
 
     def wanted(table: sa.Table) -> sa.ColumnElement[bool]:
         training = sa.and_(table.c.kind == "train", table.c.ordinal.not_in(is_closed))
-        evaluating = sa.and_(table.c.kind == "eval", table.c.version == open_version)
+        evaluating = sa.and_(table.c.kind == "eval", table.c.version.in_(open_versions))
         return sa.and_(table.c.run == run.name, sa.or_(training, evaluating))
 
     arrived: dict[bytes, dict[int, bool]] = {}

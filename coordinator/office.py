@@ -15,12 +15,14 @@ from .pool import Complaints, NodeEntry, Pool, Tally
 from .run_book import Changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from echo2.p2p.errors import ProtocolError
     from echo2.p2p.identity import Identity
+    from echo2.tasks.scorer import Scorer
 
     from .config import CoordinatorConfig
+    from .leases import Kind
     from .ledger import Ledger
     from .prompts import PromptBook
     from .run_book import RunBook
@@ -63,6 +65,7 @@ class Office:
     pool: Pool
     run: RunBook
     tally: Tally
+    scorer: Scorer
     complaints: Complaints = field(default_factory=Complaints)
     lateness: Lateness = field(default_factory=Lateness)
     news: Bell = field(default_factory=Bell)
@@ -76,6 +79,11 @@ class Office:
     scorer_trouble: str = ""
     proved: Callable[[str, tuple[str, ...]], tuple[str, ...]] = lambda _peer, claimed: claimed
     """Of the addresses that a peer claims, those at which it was found: no others are told to anyone."""
+
+    async def open_prompts(self, keys: Iterable[tuple[Kind, int]]) -> None:
+        """Have these prompts at hand, where they are an environment's openings. Raises Refused."""
+        if self.prompts.sandbox is not None:
+            await self.prompts.open(keys, self.scorer)
 
     def complain(self, peer: str, error: ProtocolError) -> None:
         """Count a peer's protocol error."""

@@ -163,6 +163,9 @@ def _evaluations(run: RunBook) -> tuple[EvaluationView, ...]:
             count=progress.count,
             mean=progress.mean,
             complete=progress.complete,
+            samples=progress.samples,
+            reason=progress.reason,
+            details=progress.details,
         )
         for _, progress in sorted(run.evaluations.items())
     )
@@ -184,6 +187,16 @@ def _step(metrics: StepMetrics) -> StepView:
         groups_without_spread=metrics.groups_without_spread,
         train_seconds=metrics.train_seconds,
         idle_seconds=metrics.idle_seconds,
+        reward_std=metrics.reward_std,
+        gradient_norm=metrics.gradient_norm,
+        ratio_max=metrics.ratio_max,
+        truncated_share=metrics.truncated_share,
+        clip_share_low=metrics.clip_share_low,
+        clip_share_high=metrics.clip_share_high,
+        kl_reference=metrics.kl_reference,
+        updates_skipped=metrics.updates_skipped,
+        staleness_counts=metrics.staleness_counts,
+        drops={f"{drop.reason}, up to {drop.tokens_max} tokens": drop.count for drop in metrics.drops},
     )
 
 

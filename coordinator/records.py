@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
 
-from echo2.p2p.codec import decode_record, encode_record
+from echo2.p2p.codec import decode_record, encode_record, pack_tokens, unpack_tokens
 from echo2.p2p.messages import Receipt, Signed, StepMetrics
 
 from . import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from .leases import LeaseEntry
 
 UNFINISHED = sa.text("state IN ('held', 'admitted')")
 """As the partial index has it: with bound parameters SQLite would not see that the index serves."""
+
+Details = Mapping[str, float]
+"""Measures of an episode beside its reward, by name."""
 
 RolloutState = Literal["held", "admitted", "consumed", "stale", "withdrawn", "rejected", "duplicate", "evaluated"]
 
@@ -39,7 +44,11 @@ class RolloutEntry:
     finish: Literal["stop", "length"]
     tokens: bytes
     logprobs: bytes
+    spans: tuple[int, ...] = ()
+    claimed_reward: float | None = None
     reward: float | None = None
+    details: Details | None = None
+    """What its episode measured beside the reward."""
     sequence: int = 0
     """Its place among the admitted; 0 before."""
 
@@ -55,6 +64,7 @@ class Verdict:
     reward: float | None = None
     sequence: int | None = None
     step: int | None = None
+    details: Details | None = None
 
 
 def add_event(
@@ -92,6 +102,15 @@ def add_leases(
     )
 
 
+def _details_out(details: Details | None) -> str | None:
+    return json.dumps(dict(details), sort_keys=True) if details else None
+
+
+def details_in(text: str | None) -> Details | None:
+    """The column `details` of a rollout."""
+    return json.loads(text) if text else None
+
+
 _INSERT_ROLLOUT = sa.insert(schema.rollouts)
 
 
@@ -112,6 +131,8 @@ def add_rollouts(connection: sa.Connection, run: str, verdicts: Iterable[Verdict
             "finish": verdict.entry.finish,
             "tokens": verdict.entry.tokens,
             "logprobs": verdict.entry.logprobs,
+            "spans": pack_tokens(verdict.entry.spans),
+            "claimed_reward": verdict.entry.claimed_reward,
             "received": wall,
             "receipt_sequence": verdict.receipt_sequence,
         }
@@ -127,7 +148,7 @@ _UPDATE_ROLLOUT = (
     .values(
         {
             name: sa.bindparam(f"new_{name}")
-            for name in ("state", "reason", "reward", "admitted_sequence", "step", "receipt_sequence")
+            for name in ("state", "reason", "reward", "details", "admitted_sequence", "step", "receipt_sequence")
         }
     )
 )
@@ -141,6 +162,7 @@ def change_rollouts(connection: sa.Connection, verdicts: Iterable[Verdict]) -> N
             "new_state": verdict.state,
             "new_reason": verdict.reason,
             "new_reward": verdict.entry.reward if verdict.reward is None else verdict.reward,
+            "new_details": _details_out(verdict.entry.details if verdict.details is None else verdict.details),
             "new_admitted_sequence": verdict.sequence or verdict.entry.sequence or None,
             "new_step": verdict.step,
             "new_receipt_sequence": verdict.receipt_sequence,
@@ -231,7 +253,10 @@ def load_unfinished(connection: sa.Connection, run: str) -> list[RolloutEntry]:
             finish=row.finish,
             tokens=row.tokens,
             logprobs=row.logprobs,
+            spans=tuple(unpack_tokens(row.spans).tolist()),
+            claimed_reward=row.claimed_reward,
             reward=row.reward,
+            details=details_in(row.details),
             sequence=row.admitted_sequence or 0,
         )
         for row in connection.execute(query)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from echo2.p2p.messages import Manifest, Signed, StepMetrics
 
     from .pool import Pool, Tally
+    from .records import Details
 
 RunLifeState = Literal["ready", "running", "paused", "stopped", "finished"]
 
@@ -44,19 +45,39 @@ class Published:
 
 @dataclass(slots=True)
 class EvaluationProgress:
-    """An evaluation under way or done."""
+    """An evaluation under way or over: `size` answers are wanted, `samples` of each prompt, `count` are scored."""
 
     version: int
     purpose: Purpose
     size: int
     count: int = 0
     total: float = 0.0
-    complete: bool = False
+    samples: int = 1
+    ended: bool = False
+    reason: str = ""
+    """Why it ended before it was complete."""
+    detail_totals: dict[str, float] = field(default_factory=dict)
+    """Sums of what its episodes measured beside the reward."""
+
+    def add(self, details: Details | None) -> None:
+        """One more episode's measures."""
+        for name, value in (details or {}).items():
+            self.detail_totals[name] = self.detail_totals.get(name, 0.0) + value
+
+    @property
+    def complete(self) -> bool:
+        """Every prompt that can be answered was, `samples` times."""
+        return self.ended and not self.reason
 
     @property
     def mean(self) -> float | None:
-        """Mean reward so far."""
+        """Mean reward so far: avg@k with k = `samples`."""
         return self.total / self.count if self.count else None
+
+    @property
+    def details(self) -> dict[str, float]:
+        """Means of the episodes' other measures so far."""
+        return {name: total / self.count for name, total in self.detail_totals.items()} if self.count else {}
 
 
 @dataclass(slots=True)
@@ -159,9 +180,11 @@ class Changes:
             entry.tokens = entry.logprobs = b""
         self.arrivals.append(Verdict(entry, state, reason, self._receipt(entry, state)))
 
-    def admit(self, entry: RolloutEntry, reward: float, reason: str, sequence: int) -> None:
+    def admit(
+        self, entry: RolloutEntry, reward: float, reason: str, sequence: int, details: Details | None = None
+    ) -> None:
         """A held train rollout has its reward."""
-        self.changed.append(Verdict(entry, "admitted", reason, reward=reward, sequence=sequence))
+        self.changed.append(Verdict(entry, "admitted", reason, reward=reward, sequence=sequence, details=details))
 
     def finish(
         self,
@@ -171,9 +194,11 @@ class Changes:
         *,
         step: int | None = None,
         reward: float | None = None,
+        details: Details | None = None,
     ) -> None:
         """A held or admitted rollout reaches its terminal state."""
-        self.changed.append(Verdict(entry, state, reason, self._receipt(entry, state), reward=reward, step=step))
+        receipt = self._receipt(entry, state)
+        self.changed.append(Verdict(entry, state, reason, receipt, reward=reward, step=step, details=details))
         if entry.kind == "train" and not self._reopens(self.changed[-1]):
             self.close(entry.ordinal, state)
 
@@ -209,6 +234,8 @@ class Changes:
         run, entry, old = self._run, verdict.entry, verdict.entry.state
         if verdict.reward is not None:
             entry.reward = verdict.reward
+        if verdict.details is not None:
+            entry.details = verdict.details
         self._enter(verdict, old)
         if verdict.state == "admitted":
             assert verdict.sequence is not None, "an admitted rollout has its place"
@@ -228,8 +255,8 @@ class Changes:
                 consumed=verdict.state == "consumed",
                 reopen=self._reopens(verdict),
             )
-        elif verdict.state == "withdrawn":
-            run.leases.reopen_evaluation(entry.version, entry.ordinal, entry.lease_id)
+        elif verdict.state in {"withdrawn", "rejected"}:
+            run.leases.reopen_evaluation(entry.version, entry.ordinal, entry.sample, entry.lease_id)
 
     def _enter(self, verdict: Verdict, old: str | None) -> None:
         entry = verdict.entry

@@ -5,6 +5,7 @@
 | ready    | running  | the first snapshot is published; the baseline evaluation begins under it               |
 | running  | running  | version `steps` is published: the final evaluation begins under it                     |
 | running  | finished | the final evaluation is complete and the learner has reported all it consumed          |
+|          |          | (evaluations between the two: `evaluations`)                                           |
 | running  | paused   | an operator says so: no new leases; what is out is still taken, scored and trained on  |
 | paused   | running  | an operator says so (ready, if nothing was published)                                  |
 | any      | stopped  | an operator says so, for good: no new leases, and the learner is told                  |
@@ -24,12 +25,12 @@ import sqlalchemy as sa
 from echo2.p2p.errors import Refused
 
 from . import schema
+from .evaluations import Evaluations
 from .ledger import LedgerUnavailable
 from .records import add_event
-from .run_book import ENDED, EvaluationProgress
+from .run_book import ENDED
 
 if TYPE_CHECKING:
-    from .leases import Purpose
     from .office import Office
     from .run_book import RunLifeState
 
@@ -53,6 +54,7 @@ class RunLife:
 
     def __init__(self, office: Office) -> None:
         self._office = office
+        self._evaluations = Evaluations(office)
         self._complete_since: float | None = None
         self._stopped_since: float | None = None
 
@@ -119,90 +121,26 @@ class RunLife:
             self._wind_up()
         if run.state != "running" or run.current is None or run.lost:
             return
-        self._abandon_evaluations()
+        evaluations = self._evaluations
+        known = len(run.evaluations)
+        evaluations.abandon_lost()
+        if len(run.evaluations) < known:
+            self._complete_since = None
         version, steps = run.current.manifest.version, office.config.run.steps
         if not run.evaluations:
-            self._begin(version, "baseline")
-        self._end_evaluation()
-        if run.leases.evaluation is not None or version < steps:
+            evaluations.begin(version, "baseline")
+        evaluations.end_answered()
+        evaluations.end_unanswerable()
+        if run.leases.evaluation is not None:
+            return
+        if version < steps:
+            evaluations.begin_due()
             return
         if version not in run.evaluations:
-            self._begin(version, "final")
-            self._end_evaluation()
+            evaluations.begin(version, "final")
+            evaluations.end_answered()
         if run.leases.evaluation is None:
             self._finish()
-
-    def _begin(self, version: int, purpose: Purpose) -> None:
-        office, run = self._office, self._office.run
-        size = office.prompts.task.heldout_size
-        with office.ledger.transaction() as connection:
-            connection.execute(
-                sa.insert(schema.evaluations).values(run=run.name, version=version, purpose=purpose, size=size, count=0)
-            )
-        run.evaluations[version] = EvaluationProgress(version, purpose, size)
-        run.leases.open_evaluation(version, purpose, size)
-        log.info("%s evaluation of version %d: %d prompts", purpose, version, size)
-        office.work.ring()
-
-    def _abandon_evaluations(self) -> None:
-        """Those that nobody can answer any more, or that speak of a policy that is lost.
-
-        One under way whose snapshot is superseded: nodes have moved on. Training has not begun here, or it would not be
-        under way; the learner may be further all the same, if this ledger is younger than its run. And a final one,
-        when the learner was put back.
-        """
-        office, run = self._office, self._office.run
-        assert run.current is not None, "a snapshot is published"
-        version = run.current.manifest.version
-        for progress in list(run.evaluations.values()):
-            superseded = not progress.complete and progress.version != version
-            if not superseded and not (progress.purpose == "final" and progress.version > version):
-                continue
-            table = schema.evaluations
-            with office.ledger.transaction() as connection:
-                connection.execute(sa.delete(table).where(table.c.run == run.name, table.c.version == progress.version))
-                add_event(
-                    connection,
-                    wall=office.wall(),
-                    actor="coordinator",
-                    action=f"{progress.purpose} evaluation left",
-                    subject=f"version {progress.version}",
-                    reason=f"version {version} is published",
-                )
-            del run.evaluations[progress.version]
-            if run.leases.evaluation is not None and run.leases.evaluation.version == progress.version:
-                run.leases.close_evaluation()
-            self._complete_since = None
-            log.warning("the %s evaluation of version %d is given up", progress.purpose, progress.version)
-            office.work.ring()
-
-    def _end_evaluation(self) -> None:
-        office, run = self._office, self._office.run
-        evaluation = run.leases.evaluation
-        if evaluation is None:
-            return
-        progress = run.evaluations[evaluation.version]
-        if progress.count + evaluation.table.abandoned < progress.size:
-            return
-        table = schema.evaluations
-        with office.ledger.transaction() as connection:
-            connection.execute(
-                sa.update(table)
-                .where(table.c.run == run.name, table.c.version == progress.version)
-                .values(count=progress.count, mean=progress.mean, finished=office.wall())
-            )
-            add_event(
-                connection,
-                wall=office.wall(),
-                actor="coordinator",
-                action=f"{progress.purpose} evaluation",
-                subject=f"version {progress.version}",
-                reason=f"{progress.count} of {progress.size} prompts, mean reward {progress.mean}",
-            )
-        progress.complete = True
-        run.leases.close_evaluation()
-        log.info("%s evaluation of version %d: mean %s", progress.purpose, progress.version, progress.mean)
-        office.work.ring()
 
     def _finish(self) -> None:
         office, run = self._office, self._office.run
@@ -256,6 +194,8 @@ class RunLife:
             )
         changes.apply()
         run.state, run.reason = state, reason
+        if state in ENDED:
+            self._evaluations.end_all(f"the run is {state}")
         log.info("the run is %s: %s", state, reason)
         for bell in (office.news, office.work, office.admissions):
             bell.ring()

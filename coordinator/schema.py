@@ -19,7 +19,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised on any change of these tables; a ledger of another version is refused, never guessed at."""
 
 metadata = MetaData()
@@ -125,7 +125,10 @@ rollouts = Table(
     Column("finish", String(8), nullable=False),
     Column("tokens", LargeBinary, nullable=False),  # empty for what never passed intake
     Column("logprobs", LargeBinary, nullable=False),
+    Column("spans", LargeBinary, nullable=False),  # int32 as in tokens; empty for one turn
+    Column("claimed_reward", Float),  # what the node's own sandbox said
     Column("reward", Float),
+    Column("details", Text),  # an episode's other measures, as JSON
     Column("received", Float, nullable=False),
     Column("admitted_sequence", Integer),
     Column("step", Integer),  # the training step that decided it
@@ -166,7 +169,9 @@ evaluations = Table(
     Column("size", Integer, nullable=False),
     Column("count", Integer, nullable=False),
     Column("mean", Float),
+    Column("samples", Integer, nullable=False),  # of each prompt
     Column("finished", Float),  # None while under way
+    Column("reason", Text, nullable=False),  # why it ended before it was complete
     PrimaryKeyConstraint("run", "version"),
 )
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from echo2.p2p.errors import Refused
 from echo2.tasks.scorer import ScoreItem, ScorerUnavailable
 
-from .ledger import LedgerUnavailable
+from .replay import Judged, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from echo2.tasks.scorer import Scorer
-    from echo2.tasks.task import Score
 
     from .office import Office
     from .records import RolloutEntry
@@ -48,9 +48,8 @@ class ScoringTask:
                 await office.arrivals.wait(IDLE_SECONDS)
                 continue
             try:
-                scores = await self._scorer.score(self._items(batch))
-                self._record(batch, scores)
-            except (ScorerUnavailable, LedgerUnavailable) as error:
+                self._record(batch, await self._judge(batch))
+            except (ScorerUnavailable, Refused) as error:
                 office.scorer_trouble = str(error)
                 log.warning("rollouts wait for their reward: %s", error)
                 await trio.sleep(RETRY_SECONDS)
@@ -59,11 +58,28 @@ class ScoringTask:
             self._settled()
 
     def _next_batch(self) -> list[RolloutEntry]:
-        """The oldest held rollouts; they stay in the queue until their reward is durable."""
+        """The oldest held rollouts, whole slices of them; they stay in the queue until their reward is durable."""
         held = self._office.run.held
         while held and held[0].state != "held":  # scored, or withdrawn while it waited
             held.popleft()
-        return [entry for entry, _ in zip(held, range(BATCH_ROLLOUTS), strict=False) if entry.state == "held"]
+        batch: list[RolloutEntry] = []
+        for count, entry in enumerate(held):
+            if count >= BATCH_ROLLOUTS and batch and entry.lease_id != batch[-1].lease_id:
+                break
+            if entry.state == "held":
+                batch.append(entry)
+        return batch
+
+    async def _judge(self, batch: Sequence[RolloutEntry]) -> list[Judged]:
+        """What each is worth. Of a sandbox, one false rollout rejects those of its whole slice."""
+        prompts, run = self._office.prompts, self._office.config.run
+        if prompts.sandbox is None:
+            scores = await self._scorer.score(self._items(batch))
+            return [Judged(score.reward, score.reason) for score in scores]
+        await self._office.open_prompts((entry.kind, entry.ordinal) for entry in batch)
+        judged = await judge(batch, prompts, self._scorer, run)
+        false = {entry.lease_id: verdict for entry, verdict in zip(batch, judged, strict=True) if verdict.rejected}
+        return [false.get(entry.lease_id, verdict) for entry, verdict in zip(batch, judged, strict=True)]
 
     def _items(self, batch: Sequence[RolloutEntry]) -> list[ScoreItem]:
         prompts = self._office.prompts
@@ -71,30 +87,42 @@ class ScoringTask:
         items = []
         for entry, response in zip(batch, responses, strict=True):
             prompt = prompts.prompt(entry.kind, entry.ordinal)
-            items.append(ScoreItem(self._office.config.run.task, prompt.split, prompt.index, response))
+            items.append(ScoreItem(prompts.spec, prompt.split, prompt.index, response))
         return items
 
-    def _record(self, batch: Sequence[RolloutEntry], scores: Sequence[Score]) -> None:
+    def _record(self, batch: Sequence[RolloutEntry], judged: Sequence[Judged]) -> None:
         office = self._office
         run = office.run
         changes = office.changes()
         sequence = run.next_sequence
-        evaluated: list[tuple[int, float]] = []
-        for entry, score in zip(batch, scores, strict=True):
+        evaluated: list[tuple[int, Judged]] = []
+        false: dict[bytes, tuple[str, str]] = {}
+        for entry, verdict in zip(batch, judged, strict=True):
             if entry.state != "held":  # withdrawn while it was scored
                 continue
-            if entry.kind == "eval":
-                changes.finish(entry, "evaluated", score.reason[:512], reward=score.reward)
-                evaluated.append((entry.version, score.reward))
+            if verdict.rejected:
+                changes.finish(entry, "rejected", verdict.rejected[:512])
+                false[entry.lease_id] = entry.peer, verdict.rejected[:512]
+            elif entry.kind == "eval":
+                details = verdict.details
+                changes.finish(entry, "evaluated", verdict.reason[:512], reward=verdict.reward, details=details)
+                evaluated.append((entry.version, verdict))
             else:
-                changes.admit(entry, score.reward, score.reason[:512], sequence)
+                changes.admit(entry, verdict.reward, verdict.reason[:512], sequence, verdict.details)
                 sequence += 1
         with office.ledger.transaction() as connection:
             changes.write(connection, wall=office.wall())
         changes.apply()
-        for version, reward in evaluated:
+        for version, verdict in evaluated:
             progress = run.evaluations.get(version)
             if progress is not None:
                 progress.count += 1
-                progress.total += reward
+                progress.total += verdict.reward
+                progress.add(verdict.details)
+        for peer, reason in false.values():
+            node = office.pool.nodes[peer]
+            node.last_reason = reason
+            node.slice_rejected(office.clock())
+        if false:
+            office.work.ring()  # their slots are open again
         office.admissions.ring()

@@ -19,16 +19,16 @@ from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.join import JoinString
 from echo2.p2p.libp2p_transport import open_libp2p_transport
 from echo2.p2p.nat import NatCoordinator
-from echo2.tasks.catalog import get_task
-from echo2.tasks.scorer import ScorerUnavailable, open_scorer
+from echo2.tasks.scorer import ScorerUnavailable, TaskUnusable, open_scorer
 
 from .addresses import dialable
 from .api import make_api
 from .ledger import open_ledger, sqlite_url
 from .operator_token import load_operator_token_hash
-from .prompts import FolderText, check_prompts
+from .prompts import FolderText
 from .rest_server import open_listener, serve_rest, url_of
 from .service import CoordinatorService
+from .task_loading import check_task, load_task
 
 if TYPE_CHECKING:
     from echo2.p2p.libp2p_transport import Libp2pTransport
@@ -48,18 +48,9 @@ def software_version() -> str:
         return "0"
 
 
-def check(config: CoordinatorConfig) -> None:
-    """What can be found wrong before anything is started. Raises ConfigurationError."""
-    try:
-        task = get_task(config.run.task)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-    check_prompts(task, FolderText(config.run.model_dir))
-
-
 async def serve(config: CoordinatorConfig) -> None:
     """Serve until cancelled. Raises ConfigurationError for what the operator must put right."""
-    check(config)
+    check_task(config.run)
     identity = load_or_create_identity(config.identity_path)
     token_sha256 = load_operator_token_hash(config.operator_token_path)
     listener = open_listener(config.rest.host, config.rest.port)
@@ -68,8 +59,10 @@ async def serve(config: CoordinatorConfig) -> None:
             open_libp2p_transport(
                 identity, config.listen, announce=config.announce, state_dir=config.state_dir
             ) as transport,
-            open_scorer(item_seconds=config.score_seconds_max) as scorer,
+            open_scorer(config.run.spec, item_seconds=config.score_seconds_max) as scorer,
         ):
+            text = FolderText(config.run.model_dir)
+            task = await load_task(config.run, scorer, text)
             with closing(open_ledger(sqlite_url(config.ledger_path))) as ledger:
                 nat = NatCoordinator(
                     transport,
@@ -87,6 +80,8 @@ async def serve(config: CoordinatorConfig) -> None:
                     clock=trio.current_time,
                     wall=time.time,
                     entropy=os.urandom,
+                    task=task,
+                    text=text,
                     proved=nat.proved,
                 )
                 api = make_api(
@@ -110,6 +105,8 @@ async def serve(config: CoordinatorConfig) -> None:
                     nursery.start_soon(service.run)
                     nursery.start_soon(serve_rest, api, listener)
                     nursery.start_soon(_write_status, config, service, transport, nat, url_of(listener))
+    except TaskUnusable as error:
+        raise ConfigurationError(str(error)) from error
     except ScorerUnavailable as error:
         raise ConfigurationError(f"the scorer cannot be started: {error}") from error
     finally:

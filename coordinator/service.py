@@ -6,6 +6,7 @@
 | heartbeat  | HeartbeatDesk  | | admitted | LearnerDesk   | | timers      | TICK_SECONDS    |
 | manifest   | BroadcastDesk  | | report   | LearnerDesk   | |             |                 |
 | leases     | LeaseDesk      | | publish  | LearnerDesk   | |             |                 |
+| tokenizer  | TokenizerDesk  | |          |               | |             |                 |
 | rollouts   | IntakeDesk     | |          |               | |             |                 |
 
 A desk decides, commits to the ledger, changes memory and answers, in one go between two awaits: no locks.
@@ -33,8 +34,9 @@ from echo2.p2p.messages import (
     PublishRequest,
     ReceiptsRequest,
     SubmitRequest,
+    TokenizerRequest,
 )
-from echo2.tasks.catalog import get_task
+from echo2.tasks.catalog import make_task
 
 from . import schema
 from .admission import AdmissionDesk
@@ -52,6 +54,7 @@ from .prompts import FolderText, PromptBook
 from .records import add_event, list_events
 from .run_life import RunLife
 from .scoring import ScoringTask
+from .tokenizer_desk import TokenizerDesk
 from .tokens import issue_token
 from .views import EventView
 
@@ -62,12 +65,13 @@ if TYPE_CHECKING:
     from echo2.p2p.errors import ProtocolError
     from echo2.p2p.identity import Identity
     from echo2.p2p.transport import ProtocolName, Transport
+    from echo2.tasks.sandbox import SandboxTask
     from echo2.tasks.scorer import Scorer
-    from echo2.tasks.task import Task
+    from echo2.tasks.task import Task, TaskSpec
+    from echo2.tasks.token_text import ModelText
 
     from .config import CoordinatorConfig
     from .ledger import Ledger
-    from .prompts import ModelText
     from .views import NodeView, PoolView, RunView
 
 Q = TypeVar("Q", bound=Message)
@@ -100,7 +104,7 @@ class CoordinatorService:
         clock: Callable[[], float],
         wall: Callable[[], float],
         entropy: Callable[[int], bytes],
-        task: Task | None = None,
+        task: Task | SandboxTask | None = None,
         text: ModelText | None = None,
         proved: Callable[[str, tuple[str, ...]], tuple[str, ...]] | None = None,
     ) -> None:
@@ -108,7 +112,8 @@ class CoordinatorService:
         self._scorer = scorer
         prompts = PromptBook(
             run=config.run.name,
-            task=task or _task(config.run.task),
+            task=task or _task(config.run.spec),
+            spec=config.run.spec,
             text=text or FolderText(config.run.model_dir),
             seed=config.run.seed,
             secret=ledger.secret(entropy(SECRET_BYTES)),
@@ -116,7 +121,7 @@ class CoordinatorService:
         tally = Tally()
         pool = load_pool(ledger, config)
         run = load_run(ledger, config, prompts, pool, tally, now=clock(), wall=wall())
-        self._office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally)
+        self._office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally, scorer)
         office = self._office
         if proved is not None:
             office.proved = proved
@@ -126,6 +131,7 @@ class CoordinatorService:
         self._heartbeats = HeartbeatDesk(office)
         self._broadcasts = BroadcastDesk(office)
         self._leases = LeaseDesk(office)
+        self._tokenizer = TokenizerDesk(office)
         self._intake = IntakeDesk(office)
         self._learner = LearnerDesk(office, self._broadcasts, self._life.settle)
         self._scoring = ScoringTask(office, scorer, self._life.settle)
@@ -136,6 +142,7 @@ class CoordinatorService:
         self._serve("heartbeat", Heartbeat, self._heartbeats.heartbeat)
         self._serve("manifest", ManifestRequest, self._broadcasts.manifest)
         self._serve("leases", LeaseRequest, self._leases.lease)
+        self._serve("tokenizer", TokenizerRequest, self._tokenizer.piece)
         self._serve("rollouts", SubmitRequest, self._intake.submit)
         self._serve("receipts", ReceiptsRequest, self._intake.receipts)
         self._serve("admitted", AdmittedRequest, self._learner.admitted)
@@ -296,8 +303,8 @@ class CoordinatorService:
         )
 
 
-def _task(name: str) -> Task:
+def _task(spec: TaskSpec) -> Task | SandboxTask:
     try:
-        return get_task(name)
+        return make_task(spec)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error

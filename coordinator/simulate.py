@@ -14,7 +14,7 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
 import trio
@@ -23,7 +23,7 @@ from echo2.learner.config import LearnerConfig
 from echo2.learner.fake_trainer import FakeDisk, FakeTrainer
 from echo2.learner.service import LearnerService
 from echo2.node.config import NodeSettings
-from echo2.node.fake_engine import FakeEngine
+from echo2.node.fake_engine import FakeEngine, seeded_tokens
 from echo2.node.service import NodeService
 from echo2.node.spool import Finished, Spool
 from echo2.p2p.broadcast import Broadcaster
@@ -34,18 +34,20 @@ from echo2.p2p.join import JoinString
 from echo2.p2p.memory import MemoryNetwork
 from echo2.p2p.memory_store import MemoryStore
 from echo2.p2p.messages import PeerAddress, ReceiptBatch, SliceAck
+from echo2.tasks.race import Race
 from echo2.tasks.scorer import InlineScorer
 
 from . import schema
 from .config import CoordinatorConfig, RunConfig
 from .ledger import Ledger, open_ledger
 from .service import CoordinatorService
-from .simulated_model import SimulatedTask, SimulatedText
+from .simulated_model import SimulatedTask, race_turn, simulated_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from echo2.learner.interfaces import Batch, Progress
+    from echo2.node.engine import SliceOrder
     from echo2.node.status import NodeStatus
 
 RUN = "simulated"
@@ -88,6 +90,11 @@ class Scenario:
     R: int = 16
     n: int = 4
     heldout: int = 8
+    eval_every: int = 0
+    eval_samples: int = 1
+    eval_share: float = 0.1
+    task: Literal["simulated", "race"] = "simulated"
+    """`race`: episodes of several turns, played on the nodes and again at the coordinator."""
     train_seconds: float = 2.0
     rollout_seconds: float = 0.1
     delay_seconds: float = 0.03
@@ -149,6 +156,15 @@ class Observed:
     waiting: str = ""
     evaluations: dict[int, int] = field(default_factory=dict)
     """Held-out version -> answers scored."""
+    evaluations_ended: dict[int, str] = field(default_factory=dict)
+    """Held-out version -> why it ended before it was complete."""
+    heldout: dict[int, list[float]] = field(default_factory=dict)
+    """Rewards of the ledger's evaluated rollouts by the version they were leased under, in order of arrival."""
+    means: dict[int, float | None] = field(default_factory=dict)
+    """What the ledger says of each evaluation."""
+    first_trained_seconds: float | None = None
+    trained_seconds: float = 0.0
+    """When the first and the last step were trained."""
     submitted_by_nodes: int = 0
     consumed_by_learner: int = 0
     """By its newest checkpoint."""
@@ -170,6 +186,8 @@ class Simulation:
             bytes_per_second=scenario.bytes_per_second,
         )
         self._identities = {name: Identity(self._rng.randbytes(32)) for name in self._names()}
+        heldout = scenario.heldout
+        self._task = SimulatedTask(heldout) if scenario.task == "simulated" else Race(heldout_size=heldout)
         self._ledger: Ledger = open_ledger("sqlite://")
         self._disk = FakeDisk()
         self._stores = {name: MemoryStore() for name in self._names()}
@@ -286,7 +304,7 @@ class Simulation:
         scenario = self.scenario
         run = RunConfig(
             name=RUN,
-            task="simulated",
+            task=scenario.task,
             model_dir=Path("model"),
             learner=self._identities["learner"].peer_id,
             steps=scenario.steps,
@@ -295,9 +313,13 @@ class Simulation:
             kappa=scenario.kappa,
             R=scenario.R,
             n=scenario.n,
-            tokens_max=6,
+            tokens_max=6 if scenario.task == "simulated" else 40,
+            turn_tokens_max=6,
             slice_samples_max=2,
             lease_seconds=scenario.lease_seconds,
+            eval_every=scenario.eval_every,
+            eval_samples=scenario.eval_samples,
+            eval_share=scenario.eval_share,
         )
         config = CoordinatorConfig(heartbeat_seconds=scenario.heartbeat_seconds, run=run)
         async with self._network.transport(self._identities["coordinator"]) as transport:
@@ -306,12 +328,12 @@ class Simulation:
                 identity=self._identities["coordinator"],
                 transport=transport,
                 ledger=self._ledger,
-                scorer=InlineScorer({"simulated": SimulatedTask(scenario.heldout)}),
+                scorer=InlineScorer({scenario.task: self._task}),
                 clock=self._now,
                 wall=self._wall,
                 entropy=self._rng.randbytes,
-                task=SimulatedTask(scenario.heldout),
-                text=SimulatedText(),
+                task=self._task,
+                text=simulated_text(),
             )
             if not self._token:
                 self._token = service.create_token(
@@ -368,7 +390,11 @@ class Simulation:
                     identity=self._identities[name],
                     transport=transport,
                     join=JoinString(coordinator, (f"/memory/{coordinator}",), self._token, RUN),
-                    engine=FakeEngine(rollout_seconds=scenario.rollout_seconds),
+                    engine=FakeEngine(
+                        rollout_seconds=scenario.rollout_seconds,
+                        tokens=seeded_tokens if scenario.task == "simulated" else _race_tokens,
+                    ),
+                    sandbox=InlineScorer(),
                     store=self._stores[name],
                     spool=self._spools[name],
                     clock=self._now,
@@ -390,11 +416,16 @@ class Simulation:
                     observed.ledger[bytes(row.lease_id), row.sample] = row.state
                 else:
                     evaluated.add(bytes(row.lease_id))
+                    if row.state == "evaluated":
+                        observed.heldout.setdefault(row.version, []).append(row.reward)
             if self._is_back:  # what comes for a lease that the ledger has forgotten is refused
                 leases = {bytes(lease_id) for lease_id in connection.scalars(sa.select(schema.leases.c.lease_id))}
                 observed.forgotten |= {key for key in observed.acknowledged if key[0] not in leases}
             for row in connection.execute(sa.select(schema.evaluations)):
                 observed.evaluations[row.version] = row._mapping["count"]
+                observed.means[row.version] = row.mean
+                if row.reason:
+                    observed.evaluations_ended[row.version] = row.reason
         for name, spool in self._spools.items():
             peer = self._identities[name].peer_id
             for signed in spool.receipt_batches(RUN):
@@ -410,6 +441,10 @@ class Simulation:
         for name, status in self._node_status.items():
             observed.installs += status.installs
             observed.node_states[name] = f"{status.state}: {status.waiting_for or status.last_error}"
+
+
+def _race_tokens(order: SliceOrder, sample: int) -> Sequence[int]:
+    return race_turn(order.seed, sample, order.drawn, order.prompt_tokens, order.sampling.tokens_max)
 
 
 def _copy(ledger: Ledger) -> Ledger:
@@ -446,8 +481,14 @@ class _WatchedTrainer(FakeTrainer):
             write=write,
             train_seconds=train_seconds,
             snapshot_bytes=snapshot_bytes,
-            on_train=lambda batch: observed.events.append(("step", self._epoch, batch)),
+            on_train=self._trained,
         )
+
+    def _trained(self, batch: Batch) -> None:
+        self._observed.events.append(("step", self._epoch, batch))
+        self._observed.trained_seconds = now = trio.current_time()
+        if self._observed.first_trained_seconds is None:
+            self._observed.first_trained_seconds = now
 
     async def restore(self) -> Progress | None:
         """As the fake's; noted as a resume."""

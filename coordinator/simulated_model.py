@@ -1,14 +1,24 @@
-"""What a simulation has in the place of a task and of a model's tokeniser."""
+"""What a simulation has in the place of a task, of a model's tokeniser, and of a policy that plays a game."""
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
 from typing import TYPE_CHECKING
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from echo2.p2p.codec import unpack_tokens
+from echo2.tasks.dice import Dice
 from echo2.tasks.model_card import ModelCard
 from echo2.tasks.task import Prompt, Score, Split
+from echo2.tasks.token_text import TokenText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+STOP = 10
+SYMBOLS = (*"0123456789", "<stop>", "+", "=")
 
 
 class SimulatedTask:
@@ -29,23 +39,30 @@ class SimulatedTask:
         return Score(float(len(response) % 2))
 
 
-class SimulatedText:
-    """Digits as tokens 0-9; token 10 ends a response."""
-
+@cache
+def simulated_text() -> TokenText:
+    """Digits as tokens 0-9, then the end of a turn, plus and equals."""
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: number for number, symbol in enumerate(SYMBOLS)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(SYMBOLS[STOP], special=True, normalized=False)])
+    data = tokenizer.to_str().encode()
     card = ModelCard(
         name="simulated",
         architecture="llama",
-        tokenizer_sha256="00" * 32,
-        vocabulary_size=12,
+        tokenizer_sha256=hashlib.sha256(data).hexdigest(),
+        vocabulary_size=len(SYMBOLS),
         context_tokens=64,
-        stop_ids=(10,),
-        special_ids=(10,),
+        stop_ids=(STOP,),
+        special_ids=(STOP,),
     )
+    return TokenText(card, data)
 
-    def encode(self, text: str) -> Sequence[int]:
-        """See `prompts.ModelText.encode`."""
-        return [int(digit) for digit in text]
 
-    def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """See `prompts.ModelText.decode`."""
-        return ["".join(str(token) for token in response if token != 10) for response in tokens]
+def race_turn(seed: bytes, sample: int, drawn: int, prompt_tokens: bytes, tokens_max: int) -> Sequence[int]:
+    """A turn of the race to a number: mostly a legal one, now and then one without an end."""
+    dice = Dice(seed, f"{sample}/{drawn}")
+    (history,) = simulated_text().decode([unpack_tokens(prompt_tokens).tolist()[-5:]])
+    before, _, step = history.rstrip("=").rpartition("+")
+    tokens = [int(digit) for digit in str(int(before) + int(step) + 1 + dice.below(3))]
+    return [*tokens, STOP] if dice.happens(90) else tokens * tokens_max

@@ -17,6 +17,7 @@ TEMPLATE = """\
 [run]
 name = "run-1"
 task = "arithmetic"                       # which prompts and which reward
+# task_options = {}                       # what the task itself may be told; for "poker": { opponents = ["rock"] }
 model_dir = "../model"                    # made by: echo2-learner prepare --model tiny --out model
 learner = "PEER_ID"                       # printed by: echo2-learner identity --home DIR
 steps = 100                               # training steps of the whole run
@@ -27,7 +28,8 @@ steps = 100                               # training steps of the whole run
 # R = 256                                 # rollouts per training step, a multiple of n
 # n = 8                                   # rollouts per prompt
 
-# tokens_max = 512                        # longest response
+# tokens_max = 512                        # longest response; of several turns: all turns and answers together
+# turn_tokens_max = 64                    # longest turn of a task of several turns, such as poker
 # temperature = 1.0
 # top_k = 0                               # 0 = off
 # top_p = 1.0                             # 1.0 = off

@@ -91,14 +91,20 @@ class PoolView(View):
 
 
 class EvaluationView(View):
-    """Held-out prompts under one version, one sample each at T = 1."""
+    """Held-out prompts under one version, each answered `samples` times at T = 1; `mean` is avg@k, k = `samples`."""
 
     version: int
-    purpose: Literal["baseline", "final"]
+    purpose: Literal["baseline", "interim", "final"]
     size: int
+    """Answers wanted."""
     count: int
     mean: float | None
     complete: bool
+    samples: int = 1
+    reason: str = ""
+    """Why it ended before it was complete: then `mean` is of the first prompts only."""
+    details: dict[str, float] = {}
+    """Means of what its episodes measured beside the reward: final chips by opponent, actions that were no actions."""
 
 
 class StepView(View):
@@ -118,6 +124,20 @@ class StepView(View):
     groups_without_spread: int
     train_seconds: float
     idle_seconds: float
+    reward_std: float = 0.0
+    gradient_norm: float = 0.0
+    ratio_max: float = 0.0
+    truncated_share: float = 0.0
+    clip_share_low: float = 0.0
+    clip_share_high: float = 0.0
+    kl_reference: float | None = None
+    """To the base model; None without a reference."""
+    updates_skipped: tuple[str, ...] = ()
+    """Why each update left out was."""
+    staleness_counts: tuple[int, ...] = ()
+    """Rollouts of staleness 0, 1, ..."""
+    drops: dict[str, int] = {}
+    """Rollouts the learner dropped since the step before, by reason and length."""
 
 
 class RunView(View):

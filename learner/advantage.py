@@ -1,4 +1,4 @@
-"""Advantages of GRPO: how much better a response was than its siblings of the same prompt. Pure, numpy."""
+"""Advantages of GRPO: how much better a response was than those it is compared with. Pure, numpy."""
 
 from __future__ import annotations
 
@@ -24,22 +24,38 @@ class Advantages:
     groups_without_spread: int
 
 
+def labelled_advantages(
+    rewards: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    *,
+    divide_by_std: bool = True,
+    epsilon: float = EPSILON,
+) -> Advantages:
+    """A_i = (r_i - mean) / (std + epsilon) among the rollouts of one label; without `divide_by_std`, r_i - mean.
+
+    `std` is the population's (divided by n; TRL divides by n - 1 and adds 1e-4). A group whose rewards are all equal,
+    and so a group of one, gets exact zeros: neither rounding in the mean nor epsilon may turn "nothing to learn" into a
+    gradient. `rewards` and `labels` are [B]; which labels there are is `batch.group_labels`.
+    """
+    values = np.zeros(len(rewards))
+    flat = 0
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        group = rewards[rows]
+        if group.min() == group.max():
+            flat += 1
+            continue
+        centred = group - group.mean()
+        values[rows] = centred / (group.std() + epsilon) if divide_by_std else centred
+    return Advantages(values, flat)
+
+
 def group_advantages(
     rewards: Sequence[Sequence[float]], *, divide_by_std: bool = True, epsilon: float = EPSILON
 ) -> Advantages:
-    """A_i = (r_i - mean) / (std + epsilon) within each group; without `divide_by_std`, r_i - mean.
-
-    `std` is the population's (divided by n). A group whose rewards are all equal, and so a group of one, gets exact
-    zeros: neither rounding in the mean nor epsilon may turn "nothing to learn" into a gradient.
-    """
-    parts: list[NDArray[np.float64]] = []
-    flat = 0
-    for group in rewards:
-        values = np.asarray(group, dtype=np.float64)
-        if values.size == 0 or values.min() == values.max():
-            parts.append(np.zeros_like(values))
-            flat += 1
-            continue
-        centred = values - values.mean()
-        parts.append(centred / (values.std() + epsilon) if divide_by_std else centred)
-    return Advantages(np.concatenate(parts) if parts else np.zeros(0), flat)
+    """`labelled_advantages` of rewards given group by group; an empty group is one without spread."""
+    flat = np.asarray([reward for group in rewards for reward in group], dtype=np.float64)
+    labels = np.repeat(np.arange(len(rewards)), [len(group) for group in rewards])
+    found = labelled_advantages(flat, labels, divide_by_std=divide_by_std, epsilon=epsilon)
+    empty = sum(not len(group) for group in rewards)
+    return Advantages(found.values, found.groups_without_spread + empty)

@@ -15,13 +15,14 @@ import numpy as np
 from echo2.p2p.codec import unpack_logprobs, unpack_tokens
 from echo2.p2p.errors import SchemaViolation
 
-from .advantage import group_advantages
+from .advantage import labelled_advantages
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from echo2.p2p.messages import AdmittedRollout
 
+    from .config import Grouping
     from .interfaces import Batch
 
 PAD = 0
@@ -33,7 +34,8 @@ class BatchArrays:
     """B rollouts of at most T tokens. `mask` is 1 on sampled tokens only: not on prompts, templates or padding.
 
     tokens int64 [B, T]; mask bool [B, T]; sampler_logprobs float32 [B, T] (0 where not sampled); advantages and
-    temperature float32 [B]; group int64 [B], the rollout's place among the batch's groups; nodes: peer id a rollout.
+    temperature float32 [B]; group int64 [B], the rollout's place among the batch's groups; nodes: peer id a rollout;
+    keys: its lease id and sample. `groups_without_spread` counts groups as the advantages were computed in.
     """
 
     tokens: NDArray[np.int64]
@@ -43,10 +45,11 @@ class BatchArrays:
     temperature: NDArray[np.float32]
     group: NDArray[np.int64]
     nodes: tuple[str, ...]
+    keys: tuple[tuple[bytes, int], ...]
     groups_without_spread: int
 
 
-def collate(batch: Batch, *, divide_by_std: bool = True) -> BatchArrays:
+def collate(batch: Batch, *, grouping: Grouping = "prompt", divide_by_std: bool = True) -> BatchArrays:
     """The arrays of a batch, group after group. Raises SchemaViolation for a rollout `fault` finds fault with."""
     rollouts = batch.rollouts
     prompts = [unpack_tokens(rollout.prompt_tokens) for rollout in rollouts]
@@ -59,9 +62,10 @@ def collate(batch: Batch, *, divide_by_std: bool = True) -> BatchArrays:
         first, stop = len(prompt), len(prompt) + len(response)
         tokens[row, :first] = prompt
         tokens[row, first:stop] = response
-        mask[row, first:stop] = True
+        mask[row, first:stop] = sampled(rollout, len(response))
         logprobs[row, first:stop] = unpack_logprobs(rollout.logprobs)
-    advantages = group_advantages([[r.reward for r in g.rollouts] for g in batch.groups], divide_by_std=divide_by_std)
+    rewards = np.asarray([rollout.reward for rollout in rollouts], dtype=np.float64)
+    advantages = labelled_advantages(rewards, group_labels(batch, grouping), divide_by_std=divide_by_std)
     with np.errstate(over="ignore"):  # an absurd reward becomes infinite, and its update is left out by name
         narrow = advantages.values.astype(np.float32)
     return BatchArrays(
@@ -72,8 +76,38 @@ def collate(batch: Batch, *, divide_by_std: bool = True) -> BatchArrays:
         temperature=np.asarray([rollout.temperature for rollout in rollouts], dtype=np.float32),
         group=np.repeat(np.arange(len(batch.groups)), [len(group.rollouts) for group in batch.groups]),
         nodes=tuple(rollout.peer for rollout in rollouts),
+        keys=tuple((rollout.lease_id, rollout.sample) for rollout in rollouts),
         groups_without_spread=advantages.groups_without_spread,
     )
+
+
+def sampled(rollout: AdmittedRollout, length: int) -> NDArray[np.bool_]:
+    """Which of the `length` tokens after the prompt the policy drew; only those carry loss, ratio, KL and entropy.
+
+    `spans` of several turns say it: lengths of what was drawn, what was inserted, what was drawn, ...
+    """
+    if not rollout.spans:
+        return np.ones(length, dtype=np.bool_)
+    return np.repeat(np.arange(len(rollout.spans)) % 2 == 0, rollout.spans)
+
+
+def group_labels(batch: Batch, grouping: Grouping) -> NDArray[np.int64]:
+    """Among which rollouts each one's reward is compared: those with the same label [B].
+
+    - prompt: its own group, the n samples of one place in the curriculum;
+    - initial_state: all rollouts of the batch that began with the same prompt tokens, whatever group they are of. In a
+      sandbox several seeds may deal the same first observation, and a curriculum comes round;
+    - batch: all of them.
+    """
+    rollouts = batch.rollouts
+    match grouping:
+        case "prompt":
+            return np.repeat(np.arange(len(batch.groups)), [len(group.rollouts) for group in batch.groups])
+        case "initial_state":
+            places: dict[bytes, int] = {}
+            return np.asarray([places.setdefault(rollout.prompt_tokens, len(places)) for rollout in rollouts])
+        case "batch":
+            return np.zeros(len(rollouts), dtype=np.int64)
 
 
 def fault(rollout: AdmittedRollout, *, vocabulary_size: int, context_tokens: int) -> str | None:
@@ -91,6 +125,8 @@ def fault(rollout: AdmittedRollout, *, vocabulary_size: int, context_tokens: int
         return "an empty prompt or response"
     if len(response) != len(logprobs):
         return f"{len(response)} tokens with {len(logprobs)} log-probabilities"
+    if rollout.spans and (sum(rollout.spans) != len(response) or len(rollout.spans) % 2 == 0):
+        return f"spans of {sum(rollout.spans)} tokens for {len(response)}"
     if len(prompt) + len(response) > context_tokens:
         return f"{len(prompt) + len(response)} tokens in a context of {context_tokens}"
     if any(ids.min() < 0 or ids.max() >= vocabulary_size for ids in (prompt, response)):

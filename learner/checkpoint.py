@@ -7,6 +7,11 @@
 Made under a name that ends in .partial, every file and the folder synced, then renamed, then the parent synced. A
 folder counts only when its progress.json reads and the files are what it says: a half-written or damaged one is passed
 over for the next older.
+
+A learner of several processes keeps the same files: whole tensors, gathered and written one at a time by its first
+process. So a run goes on with any number of processes, a snapshot is made from the files without stopping the others,
+and equal weights are equal bytes. (torch.distributed.checkpoint would write all shards at once; but its metadata is a
+pickle, which runs code, and only the processes that wrote them could make a snapshot from its shards.)
 """
 
 from __future__ import annotations
@@ -17,21 +22,24 @@ import logging
 import os
 import re
 import shutil
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
 
-from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.codec import decode_record, encode_record
+from echo2.p2p.errors import ConfigurationError, ProtocolError
 from echo2.p2p.messages import Finished, StepMetrics
 
 from .interfaces import Progress
+from .weights_file import write_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    import torch
     from torch import Tensor
 
 WEIGHTS_FILE = "weights.safetensors"
@@ -47,21 +55,45 @@ _NAME = re.compile(r"e(\d{6,})-v(\d{8,})")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What a file is to hold: each tensor's shape and type, and `load`, which gives one of them on the CPU.
+
+    Asked for one at a time, so a model that is spread over several processes is never whole in any of them.
+    """
+
+    shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
+    load: Callable[[str], Tensor]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Tensors that are all at hand."""
+        return cls({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}, tensors.__getitem__)
+
+    def in_file_order(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Wide types first: every tensor then lies where a mapped file can be read in place."""
+        return dict(sorted(self.shapes.items(), key=lambda item: -item[1][1].itemsize))
+
+
 class Checkpoints:
     """The checkpoints of one run in `folder`; the `kept` newest stay."""
 
     def __init__(self, folder: Path, *, kept: int) -> None:
         self._folder = folder
         self._kept = kept
+        self._damaged: set[tuple[int, int]] = set()
 
-    def save(self, progress: Progress, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+    def save(self, progress: Progress, weights: Tensors, optimizer: Tensors) -> None:
         """One more checkpoint, durable when this returns. Raises OSError; those of before are untouched."""
         self._folder.mkdir(parents=True, exist_ok=True)
         final = self.path(progress.epoch, progress.version)
         if _read(final) != progress:  # else an earlier attempt failed only after its rename
             self._write(final, progress, {WEIGHTS_FILE: weights, OPTIMIZER_FILE: optimizer})
         _sync_folder(self._folder)
-        for epoch, version in self._names()[: -self._kept]:
+        names = self._names()
+        # A damaged one must not push a whole one out. Its epoch is below this one's by now, so its name may go.
+        whole = [name for name in names if name not in self._damaged or name == (progress.epoch, progress.version)]
+        for epoch, version in set(names) - set(whole[-self._kept :]):
             shutil.rmtree(self.path(epoch, version), ignore_errors=True)
 
     def restore(self) -> tuple[Progress, Path] | None:
@@ -77,6 +109,7 @@ class Checkpoints:
             if progress is not None and (progress.epoch, progress.version) == (epoch, version):
                 return replace(progress, epoch=max(epoch for epoch, _ in names)), folder
             log.warning("the checkpoint %s is damaged and is passed over", folder)
+            self._damaged.add((epoch, version))
         if names:
             raise ConfigurationError(
                 f"every checkpoint in {self._folder} is damaged; put a good one back, or move the folder away to start "
@@ -94,38 +127,60 @@ class Checkpoints:
         matches = (_NAME.fullmatch(entry.name) for entry in self._folder.iterdir())
         return sorted((int(match[1]), int(match[2])) for match in matches if match)
 
-    def _write(self, final: Path, progress: Progress, contents: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _write(self, final: Path, progress: Progress, contents: Mapping[str, Tensors]) -> None:
         partial = final.with_name(final.name + PARTIAL_SUFFIX)
         for leftover in (*self._folder.glob(f"*{PARTIAL_SUFFIX}"), final):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
-        files = {}
-        for name, tensors in contents.items():
-            try:
-                save_file(dict(tensors), partial / name)
-            except SafetensorError as error:  # how safetensors reports a full disk
-                raise OSError(f"cannot write {partial / name}: {error}") from error
-            _sync_file(partial / name)
-            files[name] = _fingerprint(partial / name)
-        (partial / PROGRESS_FILE).write_text(json.dumps(_to_json(progress, files)) + "\n", encoding="utf-8")
-        _sync_file(partial / PROGRESS_FILE)
-        _sync_folder(partial)
+        try:
+            files = {}
+            for name, tensors in contents.items():
+                write_weights(partial / name, tensors.in_file_order(), tensors.load)
+                files[name] = _fingerprint(partial / name)
+            (partial / PROGRESS_FILE).write_text(json.dumps(_to_json(progress, files)) + "\n", encoding="utf-8")
+            _sync_file(partial / PROGRESS_FILE)
+            _sync_folder(partial)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)  # a full disk is not helped by half a checkpoint
+            raise
         partial.rename(final)
 
 
-def load_weights(folder: Path) -> dict[str, Tensor]:
-    """A checkpoint's weights by parameter name. Raises OSError."""
-    return _load(folder / WEIGHTS_FILE)
+class StoredTensors:
+    """One file of a checkpoint, its tensors read when asked for: see `open_tensors`."""
+
+    def __init__(self, path: Path, file: Any) -> None:
+        self._path = path
+        self._file = file
+        self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dict
+
+    def load(self, name: str) -> Tensor:
+        """One tensor, mapped from the file where that can be. Raises OSError."""
+        with _as_oserror(self._path):
+            tensor: Tensor = self._file.get_tensor(name)
+            return tensor
 
 
-def load_optimizer(folder: Path) -> dict[str, Tensor]:
-    """A checkpoint's optimiser state, flat. Raises OSError."""
-    return _load(folder / OPTIMIZER_FILE)
+@contextmanager
+def open_tensors(folder: Path, name: str) -> Iterator[StoredTensors]:
+    """The tensors of `WEIGHTS_FILE` or `OPTIMIZER_FILE` of a checkpoint. Raises OSError."""
+    path = folder / name
+    with _as_oserror(path):
+        file = safe_open(path, framework="pt")
+    with file as opened:
+        yield StoredTensors(path, opened)
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def load_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """All tensors of one of the two files. Raises OSError."""
+    with open_tensors(folder, name) as stored:
+        return {tensor: stored.load(tensor) for tensor in stored.shapes}
+
+
+@contextmanager
+def _as_oserror(path: Path) -> Iterator[None]:
     try:
-        return load_file(path)
+        yield
     except SafetensorError as error:
         raise OSError(f"cannot read {path}: {error}") from error
 
@@ -136,7 +191,8 @@ def _read(folder: Path) -> Progress | None:
         value = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
         progress = _from_json(value)
         fingerprints = {name: _fingerprint(folder / name) for name in (WEIGHTS_FILE, OPTIMIZER_FILE)}
-    except (OSError, ValueError, KeyError, TypeError):  # pydantic's ValidationError is a ValueError
+    # pydantic's ValidationError is a ValueError
+    except (OSError, ValueError, KeyError, TypeError, ProtocolError):
         return None
     return progress if value["files"] == fingerprints else None
 
@@ -150,7 +206,7 @@ def _to_json(progress: Progress, files: Mapping[str, Any]) -> dict[str, Any]:
         "consumed": [[first, stop, f"{mask:x}"] for first, stop, mask in progress.consumed],
         "finished": [[e.lease_id.hex(), e.sample, e.state, e.step, e.reason] for e in progress.finished],
         "recent": [[e.lease_id.hex(), e.sample, e.step] for e in progress.recent],
-        "steps": [metrics.model_dump() for metrics in progress.steps],
+        "steps": [encode_record(metrics).hex() for metrics in progress.steps],
         "files": files,
     }
 
@@ -167,12 +223,18 @@ def _from_json(value: Any) -> Progress:
             Finished(lease_id=bytes.fromhex(lease), sample=sample, state=state, step=step, reason=reason)
             for lease, sample, state, step, reason in value["finished"]
         ),
-        steps=tuple(StepMetrics.model_validate(metrics) for metrics in value["steps"]),
+        steps=tuple(map(_step, value["steps"])),
         recent=tuple(
             Finished(lease_id=bytes.fromhex(lease), sample=sample, state="consumed", step=step, reason="")
             for lease, sample, step in value.get("recent", ())  # absent from checkpoints of the first releases
         ),
     )
+
+
+def _step(value: Any) -> StepMetrics:
+    if isinstance(value, dict):  # as the first releases wrote it
+        return StepMetrics.model_validate(value)
+    return decode_record(bytes.fromhex(value), StepMetrics)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

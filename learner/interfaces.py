@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from echo2.p2p.messages import AdmittedRollout, Finished, StepMetrics
+    from echo2.p2p.messages import AdmittedRollout, Culprit, Finished, StepMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TrainStats:
-    """What one training step measured; every number is finite.
+    """What one training step measured; every number is finite (`measures.step_stats` makes it).
 
-    `ratio_mean` is the mean of min(pi_learner,old / pi_sampler, C), `clip_share` the share of tokens whose
-    pi_theta / pi_learner,old was clipped. An update left out (a loss or gradient that is not finite) is named in
-    `updates_skipped`.
+    `ratio_mean` is the mean of w = min(pi_learner,old / pi_sampler, C), `ratio_max` the largest before truncation,
+    `truncated_share` the share of tokens where it was above C. `clip_share` is the share of tokens whose
+    pi_theta / pi_learner,old was clipped, `clip_share_low` and `clip_share_high` its two sides. `kl_reference` is None
+    without a reference. An update left out (a number that is not finite, a ratio that exploded) has its reason in
+    `updates_skipped`, and the rollouts that it was due to in `culprits`, as far as they are known.
     """
 
     loss: float
@@ -71,6 +73,13 @@ class TrainStats:
     updates: int
     updates_skipped: tuple[str, ...] = ()
     kl_by_node: Mapping[str, float] = field(default_factory=dict)
+    tokens_by_node: Mapping[str, int] = field(default_factory=dict)
+    ratio_max: float = 0.0
+    truncated_share: float = 0.0
+    clip_share_low: float = 0.0
+    clip_share_high: float = 0.0
+    kl_reference: float | None = None
+    culprits: tuple[Culprit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,7 @@ class Trainer(Protocol):
     """
 
     async def train(self, batch: Batch) -> TrainStats:
-        """One training step: two optimiser updates. A bad number costs an update, never the run."""
+        """One training step: `updates_per_step` optimiser updates. A bad number costs an update, never the run."""
 
     async def save(self, progress: Progress) -> None:
         """Keep the weights, the optimiser and `progress` as one checkpoint. Durable when this returns.

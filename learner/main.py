@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,13 +27,15 @@ from echo2.p2p.disk_store import DiskStore
 from echo2.p2p.errors import ConfigurationError, ProtocolError
 from echo2.p2p.identity import load_or_create_identity
 
+from .boards import open_metrics
 from .config import IDENTITY_FILE, SNAPSHOTS_FOLDER, LearnerConfig, load_config
-from .prepare import MODEL_NAMES, prepare
+from .prepare import MODEL_NAMES, prepare, prepare_from
 from .service import LearnerService
 
 if TYPE_CHECKING:
     from echo2.p2p.identity import Identity
 
+    from .metrics_log import MetricsLog
     from .trainer import TorchTrainer
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -49,14 +52,27 @@ def learner() -> None:
 
 @app.command("prepare")
 def prepare_command(
-    model: Annotated[str, typer.Option(help=f"{' or '.join(MODEL_NAMES)}")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="a new or empty folder")],
+    model: Annotated[str | None, typer.Option(help=f"{' or '.join(MODEL_NAMES)}, which come with the package")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="a Hugging Face folder (llama, qwen2 or qwen3)")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="what to call the model; with --from, else the folder's name")
+    ] = None,
 ) -> None:
     """Make the model folder a run starts from; coordinator and learner both read it."""
-    name = next((known for known in MODEL_NAMES if known == model), None)
-    if name is None:
-        raise ConfigurationError(f"--model {model} is not known; choose {' or '.join(MODEL_NAMES)}")
-    card = prepare(name, out)
+    if (model is None) == (source is None):
+        raise ConfigurationError(
+            f"name either --model ({' or '.join(MODEL_NAMES)}) or --from with a Hugging Face folder"
+        )
+    if source is not None:
+        card = prepare_from(source, out, name)
+    else:
+        known = next((known for known in MODEL_NAMES if known == model), None)
+        if known is None:
+            raise ConfigurationError(f"--model {model} is not known; choose {' or '.join(MODEL_NAMES)}")
+        card = prepare(known, out)
     print(f"{out}: {card.name}, {card.vocabulary_size} symbols, {card.context_tokens} tokens of context")
 
 
@@ -64,6 +80,12 @@ def prepare_command(
 def identity(home: Annotated[Path, typer.Option(metavar="DIR", help="the learner's folder")]) -> None:
     """Print the learner's peer id, making its key on first use; the coordinator's run names it as `learner`."""
     print(load_or_create_identity(home / IDENTITY_FILE).peer_id)
+
+
+@app.command()
+def check(config: Annotated[Path, typer.Option(help="the settings file")] = Path("learner.toml")) -> None:
+    """Print every setting with its value, as JSON, or say what is wrong with the file; nothing is started."""
+    print(load_config(config).model_dump_json())
 
 
 @app.command()
@@ -80,10 +102,11 @@ def run(
         key = load_or_create_identity(settings.identity_path)
         from .trainer import TorchTrainer  # here: a mistake in the settings is told before the seconds torch takes
 
-        run_daemon(partial(_serve, settings, key, TorchTrainer(settings)))
+        with closing(open_metrics(settings, peer=key.peer_id)) as metrics:
+            run_daemon(partial(_serve, settings, key, TorchTrainer(settings), metrics))
 
 
-async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer) -> None:
+async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer, metrics: MetricsLog) -> None:
     from echo2.p2p.libp2p_transport import open_libp2p_transport  # takes seconds to load
 
     coordinator = config.coordinator_address
@@ -108,6 +131,7 @@ async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer) ->
             wall=time.time,
             card=trainer.card,
             show=partial(write_status, config.home / STATUS_FILE),
+            metrics=metrics,
         )
         await service.run()
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 FINISHED_PER_REPORT = 8_192
 """Entries of one report: with reasons of full length still half of a report's frame bound."""
 
-STEPS_PER_REPORT = 512
+STEPS_PER_REPORT = 128
+"""Each at most 32 KiB: the other half of the frame's bound."""
 
 RECENT_MAX = 32_768
 """Acknowledged consumptions kept: hundreds of steps, and a few MiB in a checkpoint. Of older ones the set of consumed

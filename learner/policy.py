@@ -6,21 +6,28 @@ the network, and weights are read from safetensors only: a pickle runs code.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import LlamaForCausalLM
 
 from echo2.p2p.errors import ConfigurationError
 from echo2.tasks.model_card import load_model_card
 
+from .architectures import architecture_of, named_architecture
+from .attention import PACKED, Layout
+from .logprobs import chunked_logprobs
+
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from echo2.tasks.model_card import ModelCard
+
+    from .packing import Pack
 
 transformers.utils.logging.disable_progress_bar()  # a daemon's stderr is log lines and nothing else
 
@@ -28,7 +35,7 @@ WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 
 
-def load_policy(folder: Path) -> tuple[LlamaForCausalLM, ModelCard]:
+def load_policy(folder: Path) -> tuple[PreTrainedModel, ModelCard]:
     """The float32 model of a model folder, in eval mode (it has no dropout: training evaluates it the same way).
 
     Raises ConfigurationError when the folder is not a model folder or its files do not fit together.
@@ -41,15 +48,18 @@ def load_policy(folder: Path) -> tuple[LlamaForCausalLM, ModelCard]:
         if not (folder / name).is_file():
             raise ConfigurationError(f"the model folder {folder} has no {name}; prepare the folder again")
     try:
-        model, report = LlamaForCausalLM.from_pretrained(
+        kind = json.loads((folder / CONFIG_FILE).read_bytes())["model_type"]
+        if kind != card.architecture:
+            raise ValueError(f"its card says {card.architecture}, its {CONFIG_FILE} {kind}")
+        model, report = named_architecture(card.architecture).model.from_pretrained(
             folder,
             dtype=torch.float32,
-            attn_implementation="sdpa",
+            attn_implementation=PACKED,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise ConfigurationError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
     # Left to itself transformers draws missing weights at random and only warns: a run would train noise.
     lost = sorted({*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])})
@@ -59,13 +69,53 @@ def load_policy(folder: Path) -> tuple[LlamaForCausalLM, ModelCard]:
         raise ConfigurationError(
             f"{folder}: the card says {card.vocabulary_size} symbols, {CONFIG_FILE} says {model.config.vocab_size}"
         )
+    architecture_of(model.config)  # what could not be published is not trained
     model.config.use_cache = False
-    return cast("LlamaForCausalLM", model.eval()), card
+    return cast("PreTrainedModel", model.eval()), card
 
 
-def save_policy(model: LlamaForCausalLM, folder: Path) -> None:
+def save_policy(model: PreTrainedModel, folder: Path) -> None:
     """Writes `config.json` and `model.safetensors`, as Hugging Face lays them out, in the model's own precision."""
     model.save_pretrained(folder)
+
+
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    """Computes activations again in the backward pass instead of keeping them."""
+    model.train()  # transformers asks for it before it checkpoints; attention here has no dropout to be switched on
+    # The name changed within transformers 5; the old one still works there, with a warning on a daemon's stderr.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def packed_logprobs(
+    model: PreTrainedModel, pack: Pack, targets: Tensor, temperature: Tensor, *, chunk: int, entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """log softmax(logits / T) of a pack's sampled tokens, float32 [M], and the entropy in nats or zeros.
+
+    `targets` int64 [M] are those tokens, `temperature` float32 [M] each one's; logits exist for `chunk` of them at
+    once. The numbers of `token_logprobs` on padded rows, up to rounding. Raises ConfigurationError for a model whose
+    attention cannot be replaced.
+    """
+    if model.config._attn_implementation != PACKED:
+        try:
+            model.set_attn_implementation(PACKED)
+        except ValueError as error:
+            raise ConfigurationError(f"this model's attention cannot be packed: {_first_line(error)}") from error
+    hidden = model.get_decoder()(
+        input_ids=torch.from_numpy(pack.tokens)[None],
+        position_ids=torch.from_numpy(pack.positions)[None],
+        use_cache=False,
+        layout=Layout(pack.lengths, pack.alone),
+    ).last_hidden_state[0]
+    weight = model.get_output_embeddings().weight
+    return chunked_logprobs(
+        hidden.index_select(0, torch.from_numpy(pack.source)),
+        weight,
+        targets,
+        temperature,
+        chunk=chunk,
+        entropy=entropy,
+    )
 
 
 def pad_tokens(rows: list[list[int]]) -> Tensor:
@@ -79,7 +129,7 @@ def pad_tokens(rows: list[list[int]]) -> Tensor:
     return batch
 
 
-def token_logprobs(model: LlamaForCausalLM, tokens: Tensor, mask: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+def token_logprobs(model: PreTrainedModel, tokens: Tensor, mask: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """log softmax(logits / T) of each masked token, given the tokens before it: float32 [B, T], 0 elsewhere.
 
     `tokens` is int64 [B, T], padded on the right; `mask` is bool [B, T], true where a token was sampled; `temperature`
@@ -89,7 +139,7 @@ def token_logprobs(model: LlamaForCausalLM, tokens: Tensor, mask: Tensor, temper
 
 
 def token_logprobs_and_entropy(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     tokens: Tensor,
     mask: Tensor,
     temperature: float | Tensor = 1.0,
@@ -104,8 +154,8 @@ def token_logprobs_and_entropy(
     target = mask.clone()
     target[:, 0] = False  # nothing precedes the first token, so no distribution it was drawn from
     rows, columns = target.nonzero(as_tuple=True)
-    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden[rows, columns - 1]).float()
+    hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+    logits = model.get_output_embeddings()(hidden[rows, columns - 1]).float()
     if isinstance(temperature, torch.Tensor):
         logits = logits.div_(temperature.to(logits.dtype)[rows, None])
     elif temperature != 1.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,6 +11,8 @@ from echo2.p2p.errors import ConfigurationError
 from echo2.tasks.model_card import load_model_card
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from echo2.tasks.model_card import ModelCard
 
 ModelName = Literal["tiny", "smollm2"]
@@ -24,6 +27,35 @@ def prepare(model: ModelName, out: Path) -> ModelCard:
     """
     if model not in MODEL_NAMES:
         raise ConfigurationError(f"there is no model {model!r} to prepare; choose one of {', '.join(MODEL_NAMES)}")
+    with new_folder(out) as folder:
+        # Imported here: a wrong name or folder is refused at once, not after the seconds torch takes.
+        if model == "tiny":
+            from .tiny import prepare_tiny
+
+            prepare_tiny(folder)
+        else:
+            from .smollm2 import prepare_smollm2
+
+            prepare_smollm2(folder)
+        return load_model_card(folder)
+
+
+def prepare_from(source: Path, out: Path, name: str | None = None) -> ModelCard:
+    """As `prepare`, from a Hugging Face folder: `hugging_face.prepare_folder` says what is refused."""
+    if not source.is_dir():
+        raise ConfigurationError(f"{source} is not a folder; name one with a Hugging Face model in it")
+    with new_folder(out) as folder:
+        from .hugging_face import prepare_folder
+
+        return prepare_folder(source, folder, name)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which then becomes `out`; when the filling fails, there is none.
+
+    Raises ConfigurationError when `out` is there already and not empty, or when the disk refuses.
+    """
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"{out} exists and is not an empty folder; name another or remove it")
@@ -32,23 +64,9 @@ def prepare(model: ModelName, out: Path) -> ModelCard:
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
             folder = Path(scratch) / "model"
             folder.mkdir()
-            _fill(model, folder)
-            card = load_model_card(folder)
+            yield folder
             if out.exists():
                 out.rmdir()
             folder.rename(out)
     except OSError as error:
         raise ConfigurationError(f"the model folder {out} cannot be written: {error.strerror or error}") from error
-    return card
-
-
-def _fill(model: ModelName, folder: Path) -> None:
-    # Imported here: a wrong name or folder is refused at once, not after the seconds torch takes.
-    if model == "tiny":
-        from .tiny import prepare_tiny
-
-        prepare_tiny(folder)
-    else:
-        from .smollm2 import prepare_smollm2
-
-        prepare_smollm2(folder)

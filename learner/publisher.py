@@ -41,7 +41,7 @@ class Publisher:
         *,
         identity: Identity,
         run: str,
-        domain: Literal["f32", "f16"],
+        domain: Literal["f32", "f16", "bf16", "q8_0"],
         trainer: Trainer,
         store: SnapshotStore,
         link: CoordinatorLink,

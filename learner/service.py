@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import trio
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from .config import LearnerConfig
     from .interfaces import Trainer, TrainStats
+    from .metrics_log import MetricsLog
 
 FETCH_SECONDS = 20.0
 """How long the coordinator may hold a fetch. A pause or stop of the run is seen no later than this."""
@@ -58,7 +60,8 @@ log = logging.getLogger(__name__)
 
 
 class LearnerService:
-    """One run's learner. `show`, when given, is handed the status every second; `card` is checked against the run."""
+    """One run's learner. `show`, when given, is handed the status every second; `card` is checked against the run;
+    `metrics` is told of every step."""
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class LearnerService:
         wall: Callable[[], float],
         card: ModelCard | None = None,
         show: Callable[[LearnerStatus], None] | None = None,
+        metrics: MetricsLog | None = None,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -85,6 +89,8 @@ class LearnerService:
         self._clock = clock
         self._card = card
         self._show = show
+        self._wall = wall
+        self._metrics = metrics
         self._link = CoordinatorLink(transport, coordinator, run, name="learner")
         self._publisher = Publisher(
             identity=identity, run=run, domain=config.domain, trainer=trainer, store=store, link=self._link, wall=wall
@@ -96,6 +102,7 @@ class LearnerService:
         self._version = 0
         self._steps = 0
         self._gauges = Gauges()
+        self._drops_told: Counter[tuple[str, int]] = Counter()
         self._ledger_note = ""
         self._report_due = False
         self._told_waiting = ""
@@ -178,6 +185,8 @@ class LearnerService:
         backoff = Backoff()
         while True:
             try:
+                if self._metrics is not None:
+                    self._metrics.durable()
                 await self._trainer.save(progress)
                 break
             except OSError as error:
@@ -245,6 +254,7 @@ class LearnerService:
         self._epoch = max(epochs) + 1 if epochs else 0
         progress = progress or Progress(run=self._run, epoch=self._epoch, version=0)
         self._version = progress.version
+        self._begin_metrics()
         self._steps = self._descriptor.steps
         self._outbox = Outbox(
             progress.finished, progress.steps, recent=progress.recent, durable_version=progress.version
@@ -267,6 +277,14 @@ class LearnerService:
         await self._checkpoint()
         self._publisher.offer(self._epoch, self._version)
         log.info("at version %d, epoch %d", self._version, self._epoch)
+
+    def _begin_metrics(self) -> None:
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.begin(self._version)
+        except OSError as error:
+            raise ConfigurationError(f"the steps' numbers cannot be written: {error}") from error
 
     def _greeted(self) -> None:
         """Hello was said again. A coordinator that was started anew may have an older ledger than it had.
@@ -381,13 +399,28 @@ class LearnerService:
     # what is shown
 
     def _note(self, batch: Batch, stats: TrainStats, *, train_seconds: float, idle_seconds: float) -> None:
-        metrics = step_metrics(batch, stats, train_seconds=train_seconds, idle_seconds=idle_seconds)
+        drops: Counter[tuple[str, int]] = Counter(self._buffer.drops)
+        metrics = step_metrics(
+            batch, stats, train_seconds=train_seconds, idle_seconds=idle_seconds, drops=drops - self._drops_told
+        )
+        self._drops_told = drops
         self._gauges.note(metrics, stats)
         self._outbox.measured(metrics)
+        if self._metrics is not None:
+            self._metrics.step(metrics, epoch=self._epoch, wall_seconds=self._wall())
         self._decided.unpark_all()
-        log.info("step %d", batch.step, extra=metrics.model_dump())
+        log.info("step %d", batch.step, extra=metrics.model_dump(exclude={"culprits"}))
         for reason in stats.updates_skipped:
             log.warning("step %d: an update was left out: %s", batch.step, reason)
+        for culprit in stats.culprits:
+            log.warning(
+                "step %d: lease %s, sample %d, of node %s: %s",
+                batch.step,
+                culprit.lease_id.hex(),
+                culprit.sample,
+                culprit.peer,
+                culprit.reason,
+            )
 
     def _waiting(self) -> str:
         return "; ".join(

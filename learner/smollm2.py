@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from echo2.p2p.errors import ConfigurationError
 from echo2.tasks.model_card import TOKENIZER_FILE, ModelCard, tokenizer_sha256, write_model_card
 
-from .gguf_export import gguf_tensor_name, rotated_heads, unpermute_rows
+from .architectures import gguf_tensor_name, rotated_heads, unpermute_rows
 from .policy import save_policy
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ PROMPT_PREFIX = (
 )
 PROMPT_SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
 """ChatML with the system line of the model's own chat template: what it was fine-tuned on."""
+TURN_PREFIX = "\n<|im_start|>user\n"
 
 
 def find_gguf() -> Path:
@@ -64,6 +65,8 @@ def prepare_smollm2(folder: Path) -> ModelCard:
         stop_ids=(tokens.index(END_OF_TURN),),
         prompt_prefix=PROMPT_PREFIX,
         prompt_suffix=PROMPT_SUFFIX,
+        turn_prefix=TURN_PREFIX,
+        turn_suffix=PROMPT_SUFFIX,
         special_ids=special,
     )
     write_model_card(folder, card)

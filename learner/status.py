@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from echo2.p2p.messages import Record, StepMetrics
+from echo2.p2p.messages import (
+    STALENESS_BINS,
+    STEP_DROPS_MAX,
+    STEP_NODES_MAX,
+    DropCount,
+    NodeMismatch,
+    Record,
+    StepMetrics,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,9 +84,25 @@ class Gauges:
         return idle / total if total > 0 else 0.0
 
 
-def step_metrics(batch: Batch, stats: TrainStats, *, train_seconds: float, idle_seconds: float) -> StepMetrics:
-    """What the coordinator is told of one step."""
+def step_metrics(
+    batch: Batch,
+    stats: TrainStats,
+    *,
+    train_seconds: float,
+    idle_seconds: float,
+    drops: Mapping[tuple[str, int], int] | None = None,
+) -> StepMetrics:
+    """What the coordinator is told of one step. `drops`: since the step before, by reason and class of length.
+
+    A response's length is what was drawn of it: what an environment put between its turns does not count.
+    """
     rollouts = batch.rollouts
+    rewards = [rollout.reward for rollout in rollouts]
+    reward_mean = math.fsum(rewards) / len(rewards)
+    lengths = [sum(rollout.spans[::2]) if rollout.spans else len(rollout.tokens) // 4 for rollout in rollouts]
+    staleness = Counter(min(batch.step - rollout.version, STALENESS_BINS - 1) for rollout in rollouts)
+    worst = sorted(stats.kl_by_node.items(), key=lambda item: -item[1])[:STEP_NODES_MAX]
+    dropped = sorted((drops or {}).items(), key=lambda item: (-item[1], item[0]))[:STEP_DROPS_MAX]
     return StepMetrics(
         step=batch.step,
         rollouts=len(rollouts),
@@ -84,13 +110,28 @@ def step_metrics(batch: Batch, stats: TrainStats, *, train_seconds: float, idle_
         groups_without_spread=stats.groups_without_spread,
         staleness=batch.staleness,
         staleness_mean=batch.staleness_mean,
-        reward_mean=sum(rollout.reward for rollout in rollouts) / len(rollouts),
+        reward_mean=reward_mean,
+        reward_std=math.sqrt(math.fsum((reward - reward_mean) ** 2 for reward in rewards) / len(rewards)),
         loss=stats.loss,
         ratio_mean=stats.ratio_mean,
+        ratio_max=stats.ratio_max,
+        truncated_share=stats.truncated_share,
         clip_share=stats.clip_share,
+        clip_share_low=stats.clip_share_low,
+        clip_share_high=stats.clip_share_high,
         kl_sampler_learner=stats.kl_sampler_learner,
+        kl_by_node=tuple(
+            NodeMismatch(peer=peer, kl=kl, tokens=stats.tokens_by_node.get(peer, 0)) for peer, kl in worst
+        ),
+        kl_reference=stats.kl_reference,
         entropy=stats.entropy,
-        response_tokens_mean=sum(len(rollout.tokens) // 4 for rollout in rollouts) / len(rollouts),
+        response_tokens_mean=sum(lengths) / len(lengths),
+        response_tokens_max=max(lengths),
+        staleness_counts=tuple(staleness[age] for age in range(max(staleness) + 1)),
+        drops=tuple(DropCount(reason=reason, tokens_max=tokens, count=count) for (reason, tokens), count in dropped),
+        updates=stats.updates,
+        updates_skipped=stats.updates_skipped,
+        culprits=stats.culprits,
         gradient_norm=stats.gradient_norm,
         train_seconds=train_seconds,
         idle_seconds=idle_seconds,

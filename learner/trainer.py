@@ -1,67 +1,42 @@
 """The real trainer: GRPO on torch, in a worker thread, so that fetching and serving go on while it computes.
 
-A step (DESIGN section 10): pi_learner,old once for the whole batch, then `minibatches` optimiser updates, each on whole
-groups. Rows are padded once; what is evaluated at once is a slice of them, bounded by `micro_tokens`.
+The step itself is `step`; here are the model, the optimiser, what is kept of them and what is published.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import transformers
 import trio
-from transformers import LlamaForCausalLM
 
 from echo2.p2p.errors import ConfigurationError
 
-from .batch import BatchArrays, collate, split_groups
-from .checkpoint import Checkpoints, load_optimizer, load_weights
+from .batch import collate, split_groups
+from .checkpoint import OPTIMIZER_FILE, WEIGHTS_FILE, Checkpoints, Tensors, load_tensors
 from .config import CHECKPOINTS_FOLDER, EXPORTS_FOLDER
-from .gguf_export import export_gguf, load_vocabulary
-from .interfaces import TrainStats
-from .loss import Objective, grpo_loss, importance_weights, kl_estimate
-from .policy import load_policy, token_logprobs, token_logprobs_and_entropy
+from .gguf_export import export_weights
+from .loss import objective_of
+from .measures import step_stats
+from .policy import enable_checkpointing, load_policy
+from .step import Learner, TrainingStep
+from .vocabulary import load_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from numpy.typing import NDArray
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from .config import LearnerConfig
-    from .interfaces import Batch, Progress
+    from .interfaces import Batch, Progress, TrainStats
 
 RNG_KEY = "generator"
 """Beside the optimiser's tensors, whose names all contain a slash."""
-
-
-@dataclass(slots=True)
-class _Tensors:
-    """The batch in torch, and what is evaluated once at the start of the step. [B] or [B, T]."""
-
-    tokens: Tensor
-    mask: Tensor
-    temperature: Tensor
-    advantages: Tensor
-    widths: NDArray[np.int64]
-    old: Tensor
-    weights: Tensor
-    reference: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Update:
-    loss: float
-    clipped: int
-    tokens: int
-    gradient_norm: float
-    fault: str | None
 
 
 class TorchTrainer:
@@ -72,17 +47,26 @@ class TorchTrainer:
         transformers.utils.logging.disable_progress_bar()  # a daemon's stderr is log lines and nothing else
         self._config = config
         self._model, self.card = load_policy(config.model_dir)
+        _check_products(config.train.dtype)
+        if config.train.gradient_checkpointing:
+            enable_checkpointing(self._model)
         self._vocabulary = load_vocabulary(config.model_dir)
-        self._reference = copy.deepcopy(self._model).requires_grad_(False) if config.kl_weight else None
+        self._reference = (
+            copy.deepcopy(self._model).requires_grad_(False) if config.objective.reference == "base" else None
+        )
         self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+            self._model.parameters(),
+            lr=config.train.learning_rate,
+            betas=config.train.betas,
+            weight_decay=config.train.weight_decay,
+            fused=True,
         )
         self._generator = torch.Generator().manual_seed(config.seed)
-        self._objective = Objective(*config.clip, ratio_cap=config.ratio_cap, kl_weight=config.kl_weight)
+        self._objective = objective_of(config.objective)
         self._checkpoints = Checkpoints(config.home / CHECKPOINTS_FOLDER, kept=config.checkpoints_kept)
 
     @property
-    def model(self) -> LlamaForCausalLM:
+    def model(self) -> PreTrainedModel:
         """The live weights."""
         return self._model
 
@@ -110,90 +94,23 @@ class TorchTrainer:
     def train_now(self, batch: Batch, breathe: Callable[[], None] = lambda: None) -> TrainStats:
         """One training step, in the calling thread. `breathe`, called between evaluations, may end it by raising."""
         torch.set_num_threads(self._config.threads)  # per thread: a new one starts with the machine's number
-        arrays = collate(batch, divide_by_std=self._config.divide_by_std)
-        tensors, entropy = self._prepare(arrays, breathe)
+        arrays = collate(
+            batch, grouping=self._config.objective.grouping, divide_by_std=self._config.objective.normalise_std
+        )
         order = torch.randperm(len(batch.groups), generator=self._generator).numpy()
-        updates = [
-            self._update(tensors, rows, breathe) for rows in split_groups(arrays, self._config.minibatches, order)
-        ]
-        done = [update for update in updates if update.fault is None]
-        sampled = tensors.mask
-        kl = kl_estimate(tensors.old[sampled], torch.from_numpy(arrays.sampler_logprobs)[sampled])
-        return TrainStats(
-            loss=_mean([update.loss for update in done]),
-            ratio_mean=_finite(tensors.weights[sampled].mean()),
-            clip_share=sum(update.clipped for update in done) / max(1, sum(update.tokens for update in done)),
-            kl_sampler_learner=_finite(kl.mean()),
-            entropy=_finite(entropy[sampled].mean()),
-            gradient_norm=_mean([update.gradient_norm for update in done]),
-            groups_without_spread=arrays.groups_without_spread,
-            updates=len(done),
-            updates_skipped=tuple(update.fault for update in updates if update.fault is not None),
-            kl_by_node=_by_node(arrays, kl),
+        minibatches = split_groups(arrays, self._config.objective.updates_per_step, order)
+        learner = Learner(self._model, self._optimizer, self._reference, self._objective, self._config.train)
+        step = TrainingStep(learner, arrays, breathe)
+        with _products_in(self._config.train.dtype):
+            updates = step.run(minibatches)
+        return step_stats(
+            arrays,
+            old=step.old.numpy(),
+            entropy=step.entropy.numpy(),
+            reference=None if step.reference is None else step.reference.numpy(),
+            ratio_cap=self._objective.ratio_cap,
+            updates=updates,
         )
-
-    def _prepare(self, arrays: BatchArrays, breathe: Callable[[], None]) -> tuple[_Tensors, Tensor]:
-        """Everything that is evaluated once: pi_learner,old, the importance weights, the reference; and the entropy."""
-        tensors = _Tensors(
-            tokens=torch.from_numpy(arrays.tokens),
-            mask=torch.from_numpy(arrays.mask),
-            temperature=torch.from_numpy(arrays.temperature),
-            advantages=torch.from_numpy(arrays.advantages),
-            widths=arrays.tokens.shape[1] - np.argmax(arrays.mask[:, ::-1], axis=1),
-            old=torch.zeros(arrays.tokens.shape),
-            weights=torch.zeros(arrays.tokens.shape),
-            reference=torch.zeros(arrays.tokens.shape) if self._reference is not None else None,
-        )
-        entropy = torch.zeros(arrays.tokens.shape)
-        with torch.no_grad():
-            for rows, width in self._slices(tensors, np.arange(len(arrays.tokens))):
-                breathe()
-                inputs = tensors.tokens[rows, :width], tensors.mask[rows, :width], tensors.temperature[rows]
-                tensors.old[rows, :width], entropy[rows, :width] = token_logprobs_and_entropy(self._model, *inputs)
-                if tensors.reference is not None and self._reference is not None:
-                    tensors.reference[rows, :width] = token_logprobs(self._reference, *inputs)
-            sampler = torch.from_numpy(arrays.sampler_logprobs)
-            tensors.weights = importance_weights(tensors.old, sampler, self._objective.ratio_cap) * tensors.mask
-        return tensors, entropy
-
-    def _update(self, tensors: _Tensors, rows: NDArray[np.int64], breathe: Callable[[], None]) -> _Update:
-        """One optimiser update on these rows; left out, with its reason, when a number is not finite."""
-        tokens = int(tensors.mask[rows].sum())
-        loss, clipped = 0.0, 0
-        self._optimizer.zero_grad(set_to_none=True)
-        for part, width in self._slices(tensors, rows):
-            breathe()
-            mask = tensors.mask[part, :width]
-            logprobs = token_logprobs(self._model, tensors.tokens[part, :width], mask, tensors.temperature[part])
-            reference = tensors.reference[part, :width][mask] if tensors.reference is not None else None
-            parts = grpo_loss(
-                logprobs[mask],
-                tensors.old[part, :width][mask],
-                tensors.weights[part, :width][mask],
-                tensors.advantages[part, None].expand(mask.shape)[mask],
-                self._objective,
-                reference,
-            )
-            mean = parts.loss_sum / tokens
-            loss += float(mean.detach())
-            clipped += parts.clipped
-            if not math.isfinite(loss):
-                return _Update(0.0, 0, 0, 0.0, "the loss is not finite")
-            mean.backward()  # type: ignore[no-untyped-call]
-        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.gradient_clip))
-        if not math.isfinite(norm):
-            return _Update(0.0, 0, 0, 0.0, "the gradient is not finite")
-        self._optimizer.step()
-        return _Update(loss, clipped, tokens, norm, None)
-
-    def _slices(self, tensors: _Tensors, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """The rows in parts of at most `micro_tokens` padded tokens, shortest first, each with its longest's width."""
-        rows = rows[np.argsort(tensors.widths[rows], kind="stable")]
-        first = 0
-        for stop in range(1, len(rows) + 1):
-            if stop == len(rows) or (stop + 1 - first) * tensors.widths[rows[stop]] > self._config.micro_tokens:
-                yield rows[first:stop], int(tensors.widths[rows[stop - 1]])
-                first = stop
 
     # keeping and publishing
 
@@ -203,15 +120,15 @@ class TorchTrainer:
         for parameter, values in self._optimizer.state.items():
             state.update({f"{names[parameter]}/{key}": value for key, value in values.items()})
         weights = {name: parameter.detach() for parameter, name in names.items()}
-        self._checkpoints.save(progress, weights, state)
+        self._checkpoints.save(progress, Tensors.of(weights), Tensors.of(state))
 
     def _restore(self) -> Progress | None:
         found = self._checkpoints.restore()
         if found is None:
             return None
         progress, folder = found
-        _load_into(self._model, load_weights(folder))
-        tensors = load_optimizer(folder)
+        _load_into(self._model, load_tensors(folder, WEIGHTS_FILE))
+        tensors = load_tensors(folder, OPTIMIZER_FILE)
         self._generator.set_state(tensors.pop(RNG_KEY))
         parameters = dict(self._model.named_parameters())
         self._optimizer.state.clear()
@@ -225,44 +142,45 @@ class TorchTrainer:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.iterdir():  # one export at a time: whatever lies here was never adopted
             leftover.unlink()
-        with torch.device(
-            "meta"
-        ):  # a second model without memory of its own, until the checkpoint's tensors are put in
-            model = LlamaForCausalLM(copy.deepcopy(self._model.config))
-        _load_into(model, load_weights(self._checkpoints.path(epoch, version)), assign=True)
+        weights = load_tensors(self._checkpoints.path(epoch, version), WEIGHTS_FILE)
+        _check_weights(self._model, weights)
         path = folder / f"e{epoch}-v{version}.gguf"
-        return export_gguf(model, self._vocabulary, path, self._config.domain)
+        return export_weights(self._model.config, weights, self._vocabulary, path, self._config.domain)
 
 
-def _load_into(model: LlamaForCausalLM, weights: dict[str, Tensor], *, assign: bool = False) -> None:
+def _load_into(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
     """Put weights into a model, all of them (tied ones are saved once).
 
     Raises ConfigurationError when they are another model's.
     """
+    _check_weights(model, weights)
+    missing: Any = model.load_state_dict(weights, strict=False)
+    assert not missing.unexpected_keys
+
+
+def _check_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
     if {name: weight.shape for name, weight in weights.items()} != expected:
         raise ConfigurationError(
             "the checkpoint is not of the model in model_dir; set model_dir to the folder the run began with"
         )
-    missing: Any = model.load_state_dict(weights, strict=False, assign=assign)
-    if assign:
-        model.tie_weights()
-    assert not missing.unexpected_keys
 
 
-def _by_node(arrays: BatchArrays, kl: Tensor) -> dict[str, float]:
-    """Mean k3-KL of the sampler to the learner over each node's tokens."""
-    names, node = np.unique(np.asarray(arrays.nodes), return_inverse=True)
-    of_token = np.broadcast_to(node[:, None], arrays.mask.shape)[arrays.mask]
-    sums = np.bincount(of_token, weights=kl.numpy(), minlength=len(names))
-    counts = np.bincount(of_token, minlength=len(names))
-    return {str(name): float(total / count) for name, total, count in zip(names, sums, counts, strict=True)}
+def _check_products(dtype: str) -> None:
+    """Raises ConfigurationError when this processor would compute bf16 products more slowly than f32 ones."""
+    if dtype == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise ConfigurationError('train.dtype = "bf16": this processor has no bf16 instructions; set it to "f32"')
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+@contextmanager
+def _products_in(dtype: str) -> Iterator[None]:
+    """Matrix products in this format. Weights, sums, activations and the optimiser stay in float32 in any case.
 
-
-def _finite(value: Tensor) -> float:
-    """A number fit to be shown and sent: 0 stands for one that is not finite (the update's fault names it)."""
-    return float(value) if bool(torch.isfinite(value)) else 0.0
+    The setting is the whole process's, but nothing else in a learner multiplies matrices.
+    """
+    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, matmul.fp32_precision = matmul.fp32_precision, "bf16" if dtype == "bf16" else "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

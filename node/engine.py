@@ -36,13 +36,25 @@ class OrderRefused(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class SliceOrder:
-    """Samples sample_first .. sample_first + sample_count - 1 of one prompt; `prompt_tokens` is raw int32."""
+    """Samples sample_first .. sample_first + sample_count - 1 of one prompt; `prompt_tokens` is raw int32.
+
+    `drawn`: tokens already drawn of these samples, in earlier turns that the prompt holds: u_t goes on from there.
+    """
 
     seed: bytes
     sample_first: int
     sample_count: int
     prompt_tokens: bytes
     sampling: Sampling
+    drawn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """A LoRA adapter to put on a snapshot; the caller has verified its bytes against `sha256`."""
+
+    path: Path
+    sha256: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +82,11 @@ class EngineOptions:
 class Engine(Protocol):
     """One policy in memory. Its methods are for one task at a time."""
 
-    async def load(self, path: Path, snapshot_sha256: bytes) -> None:
-        """Use the snapshot at `path`, whose bytes the caller has verified against `snapshot_sha256`.
+    async def load(self, path: Path, snapshot_sha256: bytes, adapter: AdapterFile | None = None) -> None:
+        """Use the snapshot at `path`, whose bytes the caller has verified against `snapshot_sha256`, with its adapter.
 
-        Raises SnapshotRefused (the snapshot in use stays in use) or EngineFailed.
+        Another adapter on the snapshot in use costs what the adapter's size costs: the snapshot is not loaded again.
+        Raises SnapshotRefused (what is in use stays in use) or EngineFailed.
         """
 
     async def generate(self, slices: Sequence[SliceOrder]) -> list[SliceResult]:

@@ -43,10 +43,10 @@ def main() -> None:
     options = EngineOptions(**json.loads(sys.argv[1]))
     requests: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1)
     threading.Thread(target=_read, args=(sys.stdin.buffer, requests), daemon=True).start()
-    engine = LlamaEngine(options)
+    server = _Server(LlamaEngine(options))
     _send(replies, {"ok": True, "options": dataclasses.asdict(options)})
     while True:
-        _send(replies, _answer(engine, requests.get()))
+        _send(replies, server.answer(requests.get()))
 
 
 def _die_with_parent() -> None:
@@ -68,20 +68,39 @@ def _read(stdin: BinaryIO, requests: queue.Queue[dict[str, Any]]) -> None:
         requests.put(unpack(body))
 
 
-def _answer(engine: LlamaEngine, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        if request["op"] == "load":
-            path = Path(request["path"])
-            _verify(path, request["sha256"])
-            engine.load(path)
-            return {"ok": True}
-        return {"ok": True, "slices": slices_out(engine.generate(orders_in(request["orders"])))}
-    except OrderRefused as error:
-        return _no("order", error)
-    except SnapshotRefused as error:
-        return _no("snapshot", error)
-    except (EngineError, ValueError, MemoryError, OSError) as error:
-        return _no("engine", error)
+class _Server:
+    """Answers one request after the other; remembers which snapshot is in memory."""
+
+    def __init__(self, engine: LlamaEngine) -> None:
+        self._engine = engine
+        self._snapshot: tuple[str, bytes] | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if request["op"] == "load":
+                self._load(request)
+                return {"ok": True}
+            return {"ok": True, "slices": slices_out(self._engine.generate(orders_in(request["orders"])))}
+        except OrderRefused as error:
+            return _no("order", error)
+        except SnapshotRefused as error:
+            return _no("snapshot", error)
+        except (EngineError, ValueError, MemoryError, OSError) as error:
+            return _no("engine", error)
+
+    def _load(self, request: dict[str, Any]) -> None:
+        """A snapshot that is in memory already is not read again when only its adapter is another one."""
+        snapshot = (request["path"], request["sha256"])
+        adapter = request["adapter"]
+        if adapter is not None:
+            _verify(Path(adapter[0]), adapter[1])
+        if adapter is None or snapshot != self._snapshot:
+            self._snapshot = None
+            _verify(Path(request["path"]), request["sha256"])
+            self._engine.load(Path(request["path"]))
+            self._snapshot = snapshot
+        if adapter is not None:
+            self._engine.adapt(Path(adapter[0]))
 
 
 def _verify(path: Path, sha256: bytes) -> None:

@@ -1,8 +1,8 @@
 """Frames between the node and its engine process: 4-byte big-endian length, msgpack map. Pure.
 
 The engine process parses files made elsewhere, so its replies are checked like a stranger's: size first, then schema.
-Requests: {"op": "load", "path", "sha256"} | {"op": "generate", "orders": [...]}. Replies: {"ok": true, "slices": [...]}
-or {"ok": false, "kind": "order" | "snapshot" | "engine", "detail"}.
+Requests: {"op": "load", "path", "sha256", "adapter": null | [path, sha256]} | {"op": "generate", "orders": [...]}.
+Replies: {"ok": true, "slices": [...]} or {"ok": false, "kind": "order" | "snapshot" | "engine", "detail"}.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def unpack(body: bytes) -> dict[str, Any]:
 def orders_out(orders: Sequence[SliceOrder]) -> list[list[Any]]:
     """Orders as plain values."""
     return [
-        [o.seed, o.sample_first, o.sample_count, o.prompt_tokens, list(o.sampling.model_dump().values())]
+        [o.seed, o.sample_first, o.sample_count, o.prompt_tokens, list(o.sampling.model_dump().values()), o.drawn]
         for o in orders
     ]
 
@@ -60,8 +60,8 @@ def orders_in(values: Sequence[Any]) -> list[SliceOrder]:
     """The reverse of `orders_out`; the parent is trusted, so a mistake here is a bug."""
     fields = tuple(Sampling.model_fields)
     return [
-        SliceOrder(seed, first, count, prompt, Sampling(**dict(zip(fields, sampling, strict=True))))
-        for seed, first, count, prompt, sampling in values
+        SliceOrder(seed, first, count, prompt, Sampling(**dict(zip(fields, sampling, strict=True))), drawn)
+        for seed, first, count, prompt, sampling, drawn in values
     ]
 
 

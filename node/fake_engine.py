@@ -14,7 +14,7 @@ import trio
 from echo2.p2p.codec import pack_logprobs, pack_tokens
 from echo2.p2p.messages import RolloutRecord
 
-from .engine import EngineError, EngineFailed, OrderRefused, SliceOrder, SliceResult, SnapshotRefused
+from .engine import AdapterFile, EngineError, EngineFailed, OrderRefused, SliceOrder, SliceResult, SnapshotRefused
 from .sampling import uniform
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def seeded_tokens(order: SliceOrder, sample: int) -> Sequence[int]:
     stop_ids = order.sampling.stop_ids
     symbols = [token for token in range(10 + len(stop_ids)) if token not in stop_ids]
     for t in range(order.sampling.tokens_max):
-        u = uniform(order.seed, sample, t)
+        u = uniform(order.seed, sample, order.drawn + t)
         if stop_ids and u < 0.25:
             return [*tokens, stop_ids[0]]
         tokens.append(symbols[int(u * 10)])
@@ -58,17 +58,20 @@ class FakeEngine:
         self.refused: set[bytes] = set()
         self.failures = 0
         self.loaded: bytes | None = None
+        self.base: bytes | None = None
         self.loads = 0
         self.generated = 0
         self._tokens = tokens
         self._sequence_tokens_max = sequence_tokens_max
 
-    async def load(self, path: Path, snapshot_sha256: bytes) -> None:
-        """See `engine.Engine.load`. The file is not read."""
-        await trio.sleep(self.load_seconds)
-        if snapshot_sha256 in self.refused:
-            raise SnapshotRefused(f"{path.name} cannot be loaded")
-        self.loaded = snapshot_sha256
+    async def load(self, path: Path, snapshot_sha256: bytes, adapter: AdapterFile | None = None) -> None:
+        """See `engine.Engine.load`. No file is read; another adapter on the same snapshot costs no time."""
+        await trio.sleep(0 if adapter is not None and snapshot_sha256 == self.base else self.load_seconds)
+        for name, sha256 in [(path.name, snapshot_sha256)] + ([(adapter.path.name, adapter.sha256)] if adapter else []):
+            if sha256 in self.refused:
+                raise SnapshotRefused(f"{name} cannot be loaded")
+        self.base = snapshot_sha256
+        self.loaded = adapter.sha256 if adapter is not None else snapshot_sha256
         self.loads += 1
 
     async def generate(self, slices: Sequence[SliceOrder]) -> list[SliceResult]:

@@ -63,6 +63,7 @@ class LlamaEngine:
         self._options = options
         self._sequences = min(options.sequences, int(llama.llama_max_parallel_sequences()), SEQUENCES_MAX)
         self._model: Any = None
+        self._adapter: Any = None
         self._context: Any = None
         self._cells = 0
 
@@ -80,9 +81,25 @@ class LlamaEngine:
         self.context_tokens = int(llama.llama_model_n_ctx_train(self._model))
         self._cells_max = max(CELLS_MIN, (self._options.cache_mib << 20) // self._cell_bytes())
 
-    def close(self) -> None:
-        """Free model and cache."""
+    def adapt(self, path: Path | None) -> None:
+        """Put this adapter on the model in memory instead of the one before; None takes it off. Raises SnapshotRefused.
+
+        The cache is made anew: llama.cpp sizes its graphs for the adapters that are there when it makes one.
+        """
+        if self._model is None:
+            raise EngineError("no snapshot is loaded")
         self._close_context()
+        self._free_adapter()
+        if path is not None:
+            self._adapter = llama.llama_adapter_lora_init(self._model, str(path).encode())
+            if not self._adapter:
+                self._adapter = None
+                raise SnapshotRefused(f"llama.cpp cannot load {path.name}: not an adapter of the snapshot in use")
+
+    def close(self) -> None:
+        """Free model, adapter and cache."""
+        self._close_context()
+        self._free_adapter()
         if self._model is not None:
             llama.llama_model_free(self._model)
             self._model = None
@@ -115,8 +132,17 @@ class LlamaEngine:
     def _cell_bytes(self) -> int:
         model = self._model
         heads, kv_heads = int(llama.llama_model_n_head(model)), int(llama.llama_model_n_head_kv(model))
-        head_width = max(int(llama.llama_model_n_embd(model)) // max(heads, 1), 1)
-        return max(int(llama.llama_model_n_layer(model)) * kv_heads * head_width * 2 * 2, 1)  # keys, values; float16
+        # Qwen3's heads are wider than their share of the model's width.
+        width = self._number("attention.key_length") or int(llama.llama_model_n_embd(model)) // max(heads, 1)
+        return max(int(llama.llama_model_n_layer(model)) * kv_heads * width * 2 * 2, 1)  # keys, values; float16
+
+    def _number(self, key: str) -> int | None:
+        """A number that the snapshot says of its architecture; None when it does not."""
+        buffer = ctypes.create_string_buffer(64)
+        found = llama.llama_model_meta_val_str(self._model, b"general.architecture", buffer, len(buffer))
+        key_of_architecture = buffer.value + b"." + key.encode() if found > 0 else b""
+        found = llama.llama_model_meta_val_str(self._model, key_of_architecture, buffer, len(buffer))
+        return int(buffer.value) if found > 0 and buffer.value.isdigit() else None
 
     def _fit_context(self, cells_wanted: int) -> None:
         """A cache for what is asked, up to the owner's bound; it grows by doubling and never shrinks."""
@@ -139,6 +165,16 @@ class LlamaEngine:
             self._context = None
             raise EngineError(f"llama.cpp cannot make a cache of {cells} tokens: not enough memory")
         self._cells = int(llama.llama_n_ctx(self._context))
+        if self._adapter is not None:
+            adapters = (llama.llama_adapter_lora_p_ctypes * 1)(self._adapter)
+            if llama.llama_set_adapters_lora(self._context, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
+                self._close_context()
+                raise EngineError("llama.cpp cannot use the adapter")
+
+    def _free_adapter(self) -> None:
+        if self._adapter is not None:
+            llama.llama_adapter_lora_free(self._adapter)
+            self._adapter = None
 
     def _close_context(self) -> None:
         if self._context is not None:
@@ -313,7 +349,8 @@ class _Batch:
         samples = [
             part.job.order.sample_first + row for part, row in zip(parts, self._row[slots].tolist(), strict=True)
         ]
-        u = uniforms([part.job.state for part in parts], samples, steps.tolist())
+        places = [part.job.order.drawn + step for part, step in zip(parts, steps.tolist(), strict=True)]
+        u = uniforms([part.job.state for part in parts], samples, places)
         ended = steps + 1 >= [part.job.tokens_max for part in parts]
         stopped = np.zeros(len(slots), dtype=np.bool_)
         for chosen in _alike(parts):

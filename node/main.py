@@ -29,6 +29,7 @@ from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.join import JoinString, parse_join_string
 from echo2.p2p.settings import home_path, make_settings, read_text
+from echo2.tasks.scorer import ITEM_SECONDS_MAX, ProcessScorer
 
 from .commands import FileCommands
 from .config import NodeSettings
@@ -157,6 +158,7 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
     identity = load_or_create_identity(home / KEY_FILE)
     spool = Spool(home / SPOOL_FILE)
     engine = ProcessEngine(settings.engine)
+    sandbox = ProcessScorer([], ITEM_SECONDS_MAX, wrap=None, hash_seed=0)  # its process starts with the first episode
     try:
         async with open_libp2p_transport(
             identity, settings.listen, announce=settings.announce, limits=settings.limits, state_dir=home
@@ -176,12 +178,14 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
                 commands=FileCommands(home),
                 network=transport.view,
                 nat=nat,
+                sandbox=sandbox,
                 show=_Show(home, join),
                 software=f"echo2-node {version('echo2')}",
             )
             await service.run()
     finally:
         await engine.close()
+        await sandbox.close()
         spool.close()
 
 

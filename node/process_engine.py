@@ -12,13 +12,22 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
 from .child import start_child
-from .engine import EngineError, EngineFailed, EngineOptions, OrderRefused, SliceOrder, SliceResult, SnapshotRefused
+from .engine import (
+    AdapterFile,
+    EngineError,
+    EngineFailed,
+    EngineOptions,
+    OrderRefused,
+    SliceOrder,
+    SliceResult,
+    SnapshotRefused,
+)
 from .engine_wire import LENGTH, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, orders_out, pack, slices_in, unpack
 
 if TYPE_CHECKING:
@@ -70,6 +79,15 @@ def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k in PASSED_ON or k.startswith(PASSED_ON_PREFIXES)}
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A snapshot and, it may be, the adapter on it."""
+
+    path: Path
+    sha256: bytes
+    adapter: AdapterFile | None
+
+
 class ProcessEngine:
     """See `engine.Engine`. `command` is replaced in tests; the child is `echo2.node.engine_process`."""
 
@@ -95,8 +113,8 @@ class ProcessEngine:
         self._backoff_seconds = backoff_seconds
         self._sleep = sleep
         self._process: Child | None = None
-        self._loaded: tuple[Path, bytes] | None = None
-        self._child_has: tuple[Path, bytes] | None = None
+        self._loaded: Policy | None = None
+        self._child_has: Policy | None = None
         self._closed = False
         self.restarts = 0
         self.last_error = ""
@@ -106,9 +124,9 @@ class ProcessEngine:
         """The child's process id, None while there is none."""
         return self._process.pid if self._process else None
 
-    async def load(self, path: Path, snapshot_sha256: bytes) -> None:
+    async def load(self, path: Path, snapshot_sha256: bytes, adapter: AdapterFile | None = None) -> None:
         """See `engine.Engine.load`. The old snapshot is put back if the new one does not load."""
-        wanted = (path, snapshot_sha256)
+        wanted = Policy(path, snapshot_sha256, adapter)
         try:
             await self._supervised(lambda: self._ensure_loaded(wanted))
         except (SnapshotRefused, EngineFailed) as error:
@@ -177,13 +195,15 @@ class ProcessEngine:
                 await self._sleep(self._backoff_seconds * 2 ** (failure - 1))
         raise EngineFailed(f"the engine failed {FAILURES_MAX} times in a row; the last time: {self.last_error}")
 
-    async def _ensure_loaded(self, wanted: tuple[Path, bytes]) -> None:
+    async def _ensure_loaded(self, wanted: Policy) -> None:
         if self._process is None:
             await self._start()
         if self._child_has != wanted:
             self._child_has = None
-            seconds = self._bound(_load_seconds(wanted[0]), self._load_seconds)
-            await self._ask({"op": "load", "path": str(wanted[0]), "sha256": wanted[1]}, seconds)
+            seconds = self._bound(_load_seconds(wanted.path), self._load_seconds)
+            adapter = None if wanted.adapter is None else [str(wanted.adapter.path), wanted.adapter.sha256]
+            request = {"op": "load", "path": str(wanted.path), "sha256": wanted.sha256, "adapter": adapter}
+            await self._ask(request, seconds)
             self._child_has = wanted
 
     async def _start(self) -> None:

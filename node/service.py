@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from echo2.p2p.store import SnapshotStore
     from echo2.p2p.transport import Transport
     from echo2.p2p.transport_view import TransportView
+    from echo2.tasks.scorer import Scorer
 
     from .commands import Commands
     from .config import NodeSettings
@@ -51,7 +52,10 @@ Show = Callable[[NodeStatus], None]
 
 
 class NodeService:
-    """One node in one run. `run` returns when `finish` is done; raises ConfigurationError when it may not take part."""
+    """One node in one run. `run` returns when `finish` is done; raises ConfigurationError when it may not take part.
+
+    `sandbox` plays the environments of multi-turn tasks; without it their leases are refused.
+    """
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class NodeService:
         show: Show | None = None,
         network: Callable[[], TransportView] | None = None,
         nat: NatNode | None = None,
+        sandbox: Scorer | None = None,
         software: str = "echo2",
     ) -> None:
         self._config = config
@@ -102,6 +107,7 @@ class NodeService:
             spool=spool,
             member=self._member,
             rng=rng,
+            sandbox=sandbox,
         )
         self._delivery = Delivery(
             situation, config=config, transport=transport, join=join, spool=spool, member=self._member, rng=rng

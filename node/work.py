@@ -20,9 +20,11 @@ from echo2.p2p.errors import ProtocolError, Refused, SchemaViolation, Unreachabl
 from echo2.p2p.messages import SAMPLES_MAX, SLICES_MAX, Lease, LeaseReply, LeaseRequest, Slice
 
 from .engine import EngineError, EngineFailed, OrderRefused, SliceOrder, SliceResult
+from .episodes import play_slices
 from .lifecycle import Blocked, Cleared, State
 from .limits import Backoff, batch_samples
 from .spool import Finished, SpoolFull
+from .tokenizer import fetch_text
 
 if TYPE_CHECKING:
     import random
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
     from echo2.p2p.join import JoinString
     from echo2.p2p.transport import Transport
+    from echo2.tasks.scorer import Scorer
+    from echo2.tasks.token_text import TokenText
 
     from .config import NodeSettings
     from .engine import Engine
@@ -45,6 +49,9 @@ ENGINE_RETRY_SECONDS = 60.0
 SPOOL_RETRY_SECONDS = 5.0
 """A full disk is looked at again this often; nothing is generated meanwhile."""
 
+
+TOKENIZER_ATTEMPTS = 3
+"""In a row, with growing pauses, before the engine counts as failed: the leases in hand expire meanwhile."""
 
 PAUSE_SECONDS_MIN = 0.2
 """Between two requests that brought nothing, whatever the coordinator says."""
@@ -73,6 +80,7 @@ class Worker:
         spool: Spool,
         member: Member,
         rng: random.Random,
+        sandbox: Scorer | None = None,
     ) -> None:
         self._situation = situation
         self._config = config
@@ -83,6 +91,8 @@ class Worker:
         self._member = member
         self._backoff = Backoff(rng)
         self._rng = rng
+        self._sandbox = sandbox
+        self._text: TokenText | None = None
         self._queue: deque[Held] = deque()
         self._asking = False
         self._generating: tuple[Held, ...] = ()
@@ -229,7 +239,7 @@ class Worker:
             started_at = situation.clock()
             try:
                 with situation.engine_at(f"a batch of {sum(held.lease.sample_count for held in batch)}"):
-                    results = await self._engine.generate([_order(held.lease) for held in batch])
+                    results = await self._generate(batch)
             except OrderRefused as error:
                 await self._without_the_refused(batch, error)
                 return
@@ -247,6 +257,32 @@ class Worker:
             self._measure(results, situation.clock() - started_at)
             await self._spool_up(batch, results)
             return
+
+    async def _generate(self, batch: Sequence[Held]) -> list[SliceResult]:
+        """A run has leases of one turn, or leases of several."""
+        leases = [held.lease for held in batch]
+        if all(lease.sandbox is None for lease in leases):
+            return await self._engine.generate([_order(lease) for lease in leases])
+        if self._sandbox is None or any(lease.sandbox is None for lease in leases):
+            raise OrderRefused("this node plays no sandbox, or the batch is of two kinds")
+        return await play_slices(leases, self._engine, self._sandbox, await self._tokenizer())
+
+    async def _tokenizer(self) -> TokenText:
+        """The run's tokeniser, fetched when it is first needed. Raises EngineFailed when it is not to be had."""
+        membership = await self._situation.joined()
+        wanted = membership.descriptor.tokenizer_sha256
+        if self._text is not None and self._text.card.tokenizer_sha256 == wanted.hex():
+            return self._text
+        for attempt in range(1, TOKENIZER_ATTEMPTS + 1):
+            try:
+                self._text = await fetch_text(self._transport, self._join.coordinator, membership.descriptor)
+                return self._text
+            except (Unreachable, Refused, ProtocolError) as error:
+                self._situation.failed("engine", error)
+                why = error
+            if attempt < TOKENIZER_ATTEMPTS:
+                await trio.sleep(self._backoff.next())
+        raise EngineFailed(f"the run's tokenizer cannot be fetched: {why}")
 
     async def _without_the_refused(self, batch: Sequence[Held], error: OrderRefused) -> None:
         """One order in the batch cannot be run here: the others must not pay for it."""
@@ -276,7 +312,8 @@ class Worker:
 
     def _measure(self, results: Sequence[SliceResult], seconds: float) -> None:
         samples = sum(len(result.rollouts) for result in results)
-        tokens = sum(len(rollout.tokens) // 4 for result in results for rollout in result.rollouts)
+        rollouts = [rollout for result in results for rollout in result.rollouts]
+        tokens = sum(sum(rollout.spans[::2]) or len(rollout.tokens) // 4 for rollout in rollouts)
         self._situation.samples_rate.measured(samples, seconds)
         self._situation.tokens_rate.measured(tokens, seconds)
 

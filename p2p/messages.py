@@ -39,6 +39,30 @@ NODES_MAX = 16_384
 LATE_MAX = 16
 """Relays that one node may name as late: more of them late at once is the fault of its own line."""
 
+STEP_NODES_MAX = 64
+"""Nodes whose mismatch one step's numbers carry, the largest first: what is to be looked at."""
+
+STALENESS_BINS = 64
+"""Of a step's histogram: rollouts of staleness 0, 1, ...; the last counts all that are staler still."""
+
+STEP_DROPS_MAX = 64
+"""Kinds of drops one step's numbers carry, the most frequent first."""
+
+CULPRITS_MAX = 16
+"""Rollouts named for one step's updates left out. With the three above, a step's numbers stay below 32 KiB."""
+
+TURNS_MAX = 64
+"""Turns of one episode (`tasks.sandbox`, which this layer could import but whose bound is the wire's)."""
+
+TOKENIZER_PIECE_BYTES = MIB
+"""Of `tokenizer.json` in one reply."""
+
+TOKENIZER_BYTES_MAX = 64 * MIB
+"""The largest in use is 33 MB; a node keeps it in memory."""
+
+DETAILS_MAX = 32
+"""Measures that one episode may return."""
+
 Text = Annotated[str, Field(max_length=512)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 PeerId = Annotated[str, Field(min_length=40, max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
@@ -48,6 +72,7 @@ LeaseId = Annotated[bytes, Field(min_length=16, max_length=16)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 TokenBytes = Annotated[bytes, Field(max_length=4 * TOKENS_MAX)]
+Spans = Annotated[tuple[Annotated[int, Field(ge=0, le=TOKENS_MAX)], ...], Field(max_length=2 * TURNS_MAX - 1)]
 
 
 class Record(BaseModel):
@@ -362,6 +387,22 @@ class LeaseRequest(Message):
     wait_seconds: Seconds
 
 
+class Sandboxed(Record):
+    """What an episode of several turns needs beside its lease (DESIGN section 9). The environment's seed is
+    BLAKE2b-256("env", key = the lease's seed); `prompt_tokens` is its first observation, wrapped as any prompt.
+
+    A later observation is put in as turn_prefix_tokens, its text in tokens, turn_suffix_tokens. A turn has at most
+    `turn_tokens_max` tokens; the sampling's `tokens_max` counts everything behind the prompt, inserted tokens too.
+    """
+
+    task: Name
+    options_json: Annotated[str, Field(max_length=4096)] = "{}"
+    turns_max: Annotated[int, Field(ge=1, le=TURNS_MAX)]
+    turn_tokens_max: Annotated[int, Field(ge=1, le=TOKENS_MAX)]
+    turn_prefix_tokens: TokenBytes = b""
+    turn_suffix_tokens: TokenBytes = b""
+
+
 class Lease(Record):
     """The order to generate one slice: samples sample_first .. sample_first + sample_count - 1 of one prompt.
 
@@ -380,6 +421,7 @@ class Lease(Record):
     prompt_tokens: TokenBytes
     sampling: Sampling
     duration_seconds: Seconds
+    sandbox: Sandboxed | None = None
 
 
 class LeaseReply(Message):
@@ -392,16 +434,44 @@ class LeaseReply(Message):
     reason: Text
 
 
+# tokenizer: /echo2/tokenizer/1
+
+
+class TokenizerRequest(Message):
+    """A node of a multi-turn run asks for a piece of the model's `tokenizer.json`, from byte `offset` on."""
+
+    TYPE = "tokenizer-request"
+    run: Name
+    offset: Annotated[int, Field(ge=0, le=TOKENIZER_BYTES_MAX)]
+
+
+class TokenizerReply(Message):
+    """The piece, the length of the whole, and the model's card as JSON. The whole hashes to the descriptor's digest."""
+
+    TYPE = "tokenizer-reply"
+    BYTES_MAX = TOKENIZER_PIECE_BYTES + 128 * KIB
+    length_bytes: Annotated[int, Field(ge=1, le=TOKENIZER_BYTES_MAX)]
+    data: Annotated[bytes, Field(max_length=TOKENIZER_PIECE_BYTES)]
+    card: Annotated[str, Field(max_length=64 * KIB)]
+
+
 # rollouts: /echo2/rollouts/1
 
 
 class RolloutRecord(Record):
-    """One sample: tokens drawn (the terminal one included), log softmax(logits / T) of each, why it ended."""
+    """One sample: tokens drawn (the terminal one included), log softmax(logits / T) of each, why it ended.
+
+    Of several turns: everything behind the prompt. `spans` are lengths, alternately of what was drawn and of what was
+    inserted, the first and the last drawn; () means that all of it was drawn. An inserted token's log-probability is 0.
+    `reward` is what the node's own sandbox said.
+    """
 
     sample: Annotated[int, Field(ge=0, lt=SAMPLES_MAX)]
     tokens: TokenBytes
     logprobs: TokenBytes
     finish: Literal["stop", "length"]
+    spans: Spans = ()
+    reward: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
 
 
 class Slice(Record):
@@ -492,8 +562,15 @@ class AdmittedRequest(Message):
     wait_seconds: Seconds
 
 
+class Detail(Record):
+    """One measure of an episode beside its reward: chips by opponent, actions that could not be read."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    value: Annotated[float, Field(ge=-1e9, le=1e9)]
+
+
 class AdmittedRollout(Record):
-    """A checked and scored rollout: tau = (prompt, response, reward, version, metadata)."""
+    """A checked and scored rollout: tau = (prompt, response, reward, version, metadata); `spans` as in a record."""
 
     sequence: Count
     lease_id: LeaseId
@@ -507,6 +584,8 @@ class AdmittedRollout(Record):
     finish: Literal["stop", "length"]
     temperature: Annotated[float, Field(gt=0, le=100)]
     reward: Annotated[float, Field(ge=-1e9, le=1e9)]
+    spans: Spans = ()
+    details: Annotated[tuple[Detail, ...], Field(max_length=DETAILS_MAX)] = ()
 
 
 class RolloutKey(Record):
@@ -536,8 +615,37 @@ class Finished(Record):
     reason: Text
 
 
+class NodeMismatch(Record):
+    """k3 KL of one node's sampler to the learner, the mean over its tokens of one step."""
+
+    peer: PeerId
+    kl: Annotated[float, Field(ge=0)]
+    tokens: Count
+
+
+class DropCount(Record):
+    """Rollouts dropped since the step before: for one reason, of up to `tokens_max` tokens (a power of two)."""
+
+    reason: Text
+    tokens_max: Count
+    count: Count
+
+
+class Culprit(Record):
+    """A rollout whose numbers stopped an optimiser update."""
+
+    lease_id: LeaseId
+    sample: Annotated[int, Field(ge=0, lt=SAMPLES_MAX)]
+    peer: PeerId
+    reason: Text
+
+
 class StepMetrics(Record):
-    """What one training step was. Step t turns version t into t + 1; `staleness` is t - oldest version in the batch."""
+    """What one training step was. Step t turns version t into t + 1; `staleness` is t - oldest version in the batch.
+
+    `ratio_*` and `truncated_share` are of pi_learner,old / pi_sampler: the mean after truncation at C, the largest
+    before. `clip_*` are of pi_theta / pi_learner,old. Those with a default are younger than the rest.
+    """
 
     step: Count
     rollouts: Count
@@ -555,6 +663,19 @@ class StepMetrics(Record):
     gradient_norm: float
     train_seconds: Seconds
     idle_seconds: Seconds
+    reward_std: Annotated[float, Field(ge=0)] = 0.0
+    ratio_max: Annotated[float, Field(ge=0)] = 0.0
+    truncated_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    clip_share_low: Annotated[float, Field(ge=0, le=1)] = 0.0
+    clip_share_high: Annotated[float, Field(ge=0, le=1)] = 0.0
+    kl_reference: float | None = None
+    kl_by_node: Annotated[tuple[NodeMismatch, ...], Field(max_length=STEP_NODES_MAX)] = ()
+    staleness_counts: Annotated[tuple[Count, ...], Field(max_length=STALENESS_BINS)] = ()
+    drops: Annotated[tuple[DropCount, ...], Field(max_length=STEP_DROPS_MAX)] = ()
+    response_tokens_max: Count = 0
+    updates: Count = 0
+    updates_skipped: Annotated[tuple[Text, ...], Field(max_length=64)] = ()
+    culprits: Annotated[tuple[Culprit, ...], Field(max_length=CULPRITS_MAX)] = ()
 
 
 class LearnerReport(Message):

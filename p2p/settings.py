@@ -117,14 +117,18 @@ def load_settings(path: Path, kind: type[S], *, overrides: Mapping[str, Any] | N
 
     Raises ConfigurationError, one line, for anything a person must put right.
     """
+    return make_settings(read_toml(path) | dict(overrides or {}), kind, source=str(path), folder=path.parent)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The values of a settings file. Raises ConfigurationError."""
     text = read_text(path, "settings file")
     try:
-        values = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of nested brackets
         raise ConfigurationError(f"{path} is not a settings file: {str(error).partition(';')[0]}") from error
-    return make_settings(values | dict(overrides or {}), kind, source=str(path), folder=path.parent)
 
 
 def make_settings(values: Mapping[str, Any], kind: type[S], *, source: str, folder: Path | None = None) -> S:
@@ -158,7 +162,10 @@ def _explain(kind: type[Settings], error: dict[str, Any]) -> str:
         near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
         same_letters = [name for name in known if name.lower() == str(location[-1]).lower()]
         hint = (same_letters or near)[:1]
+        tables = {name: _table(field.annotation) for name, field in kind.model_fields.items()}
+        home = [f"[{name}]" for name, inner in tables.items() if inner and location[-1] in inner.model_fields]
         ending = f"did you mean {hint[0]!r}?" if hint else f"known here: {', '.join(known)}"
+        ending = f"it belongs to {home[0]}" if home else ending
         return f"unknown key {key!r}; {ending}"
     wanted = f" ({field})" if field else ""
     if error["type"] == "missing":

@@ -18,6 +18,7 @@ ProtocolName = Literal[
     "manifest",
     "chunks",
     "leases",
+    "tokenizer",
     "rollouts",
     "receipts",
     "admitted",

@@ -49,6 +49,11 @@ class Arithmetic:
         """R(x, y): 1 if y, stripped, is the sum in plain decimal digits."""
         return Score(1.0 if response.strip() == self.answer(prompt.split, prompt.index) else 0.0)
 
+    def samples(self, prompt: Prompt) -> list[tuple[str, float]]:
+        """The sum, and one more than the sum."""
+        answer = self.answer(prompt.split, prompt.index)
+        return [(answer, 1.0), (str(int(answer) + 1), 0.0)]
+
     @staticmethod
     def _operands(split: Split, index: int) -> tuple[int, int]:
         if index < 0:

@@ -2,12 +2,15 @@
 
 Best effort by layers, each reported by name so that status can say what protects this machine:
 
-| layer     | takes away                                                                          |
-|-----------|-------------------------------------------------------------------------------------|
-| parent    | the process outliving its parent                                                    |
-| rlimits   | memory, CPU time, writing files, core dumps; new processes unless it runs as root   |
-| namespace | every network interface                                                             |
-| seccomp   | opening files, sockets, new processes and threads, signals, changing any of this    |
+| layer     | when           | takes away                                                                        |
+|-----------|----------------|-----------------------------------------------------------------------------------|
+| parent    | before loading | the process outliving its parent                                                  |
+| rlimits   | before loading | memory, CPU time, writing files, core dumps                                       |
+| namespace | before loading | every network interface                                                           |
+| seccomp   | once loaded    | opening files, sockets, new processes and threads, signals, changing any of this  |
+
+Loading a task imports its libraries and, for a person's own file, runs that file. `bubblewrap` is one layer more, set
+up around the process by its parent.
 
 It protects the machine and its keys. It does not make a scorer that evaluates its response honest: whoever takes over
 the process can still choose the rewards of what is scored in it.
@@ -120,39 +123,43 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
 }
 
 
-def confine() -> tuple[str, ...]:
-    """Give up everything the layers take away; names of those that took hold. For good: there is no way back.
-
-    Whatever a scorer imports must be imported before this.
-    """
+def confine_before_loading() -> tuple[str, ...]:
+    """Give up what loading a task never needs; names of the layers that took hold. For good: there is no way back."""
     layers = []
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0:
             layers.append("parent")
-    _set_rlimits()
-    layers.append("rlimits")
-    if sys.platform == "linux":
         # A user namespace of its own is how an unprivileged process gets the right to drop its network.
         if libc.unshare(_CLONE_NEWNET) == 0 or libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0:
             layers.append("namespace")
-        if _forbid_calls(libc):
-            layers.append("seccomp")
+    for name, limit in _RLIMITS.items():
+        _limit(name, limit)
+    layers.append("rlimits")
     return tuple(layers)
 
 
-def _set_rlimits() -> None:
-    for name, limit in (
-        ("RLIMIT_AS", ADDRESS_SPACE_BYTES_MAX),
-        ("RLIMIT_CPU", CPU_SECONDS_MAX),
-        ("RLIMIT_FSIZE", 0),
-        ("RLIMIT_CORE", 0),
-        ("RLIMIT_NOFILE", OPEN_FILES_MAX),
-        ("RLIMIT_NPROC", 0),
-    ):
-        if hasattr(resource, name):
-            with contextlib.suppress(ValueError, OSError):  # macOS refuses some of them
-                resource.setrlimit(getattr(resource, name), (limit, limit))
+def confine() -> tuple[str, ...]:
+    """Give up the rest; names of the layers that took hold. Whatever a scorer imports must be imported before this."""
+    _limit("RLIMIT_NPROC", 0)  # not earlier: a library may start a thread as it is imported
+    if sys.platform == "linux" and _forbid_calls(ctypes.CDLL(None, use_errno=True)):
+        return ("seccomp",)
+    return ()
+
+
+_RLIMITS = {
+    "RLIMIT_AS": ADDRESS_SPACE_BYTES_MAX,
+    "RLIMIT_CPU": CPU_SECONDS_MAX,
+    "RLIMIT_FSIZE": 0,
+    "RLIMIT_CORE": 0,
+    "RLIMIT_NOFILE": OPEN_FILES_MAX,
+}
+
+
+def _limit(name: str, limit: int) -> None:
+    if hasattr(resource, name):
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses some of them
+            resource.setrlimit(getattr(resource, name), (limit, limit))
 
 
 def _forbid_calls(libc: ctypes.CDLL) -> bool:

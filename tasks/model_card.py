@@ -30,6 +30,8 @@ TokenId = Annotated[int, Field(ge=0, lt=10_000_000)]
 class ModelCard(BaseModel):
     """What a model's user must know of it. `prompt_prefix` and `prompt_suffix` are text around a task's prompt.
 
+    `turn_prefix` and `turn_suffix` are put around what an environment answers between two turns of the policy; the
+    first closes the policy's turn, whose stop id is already there.
     A template's markers (`<bos>`, `<|im_start|>`) are written as text: the tokeniser knows them as special tokens.
     `special_ids` are left out when a response is decoded; a response ends with one of `stop_ids`.
     """
@@ -37,13 +39,15 @@ class ModelCard(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    architecture: Literal["llama"]
+    architecture: Literal["llama", "qwen2", "qwen3"]
     tokenizer_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     vocabulary_size: Annotated[int, Field(ge=2, le=10_000_000)]
     context_tokens: Annotated[int, Field(ge=8, le=CONTEXT_TOKENS_MAX)]
     stop_ids: Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=16)]
     prompt_prefix: Annotated[str, Field(max_length=16_384)] = ""
     prompt_suffix: Annotated[str, Field(max_length=16_384)] = ""
+    turn_prefix: Annotated[str, Field(max_length=16_384)] = ""
+    turn_suffix: Annotated[str, Field(max_length=16_384)] = ""
     special_ids: Annotated[tuple[TokenId, ...], Field(max_length=4096)] = ()
 
     @model_validator(mode="after")

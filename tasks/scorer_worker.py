@@ -1,85 +1,213 @@
-"""The process every reward is computed in: reads batches of responses on stdin, answers each item on stdout.
+"""The process every reward and every environment runs in: reads requests on stdin, answers each item on stdout.
 
-Started by `scorer.open_scorer` as `python -I -m echo2.tasks.scorer_worker`, and talks only to it. Frames are a 4-byte
-big-endian length and a msgpack value:
-
-    worker  -> scorer   [layer, ...]                                        once, when confined and ready
-    scorer  -> worker   [[task, split, index, response as UTF-8 bytes], ...]
-    worker  -> scorer   [reward, reason]                                    one per item, in order, as soon as known
-
-The end of its stdin ends it. It keeps no state between items.
+Started by `scorer.open_scorer`, and talks only to it, as `scorer_wire` says. The end of its stdin ends it. It keeps no
+state between items.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
-import runpy
 import signal
-import struct
-import sys
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgpack
 
-from .catalog import TASKS
-from .confinement import confine
-from .task import Score
+from .catalog import is_sandbox_task, make_task
+from .confinement import confine, confine_before_loading
+from .sandbox import OBSERVATION_CHARACTERS_MAX, TURNS_MAX
+from .scorer_wire import (
+    LENGTH,
+    PROMPT_CHARACTERS_MAX,
+    SAMPLE_CHARACTERS_MAX,
+    SAMPLES_MAX,
+    SIZE_MAX,
+    Play,
+    checked_score,
+    details_trouble,
+    failed_play,
+    frame,
+    plain_text,
+    reward_trouble,
+    writable,
+)
+from .task import Prepared, Sampled, Score, TaskSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from .sandbox import Observation, SandboxTask
     from .task import Split, Task
 
-LENGTH = struct.Struct(">I")
-
-REWARD_MAX = 1e9
-"""The wire's bound on the size of a reward; also keeps a mean over a batch finite."""
-
-REASON_CHARACTERS_MAX = 200
+    AnyTask = Task | SandboxTask
 
 
-def evaluate(tasks: Mapping[str, Task], task: str, split: Split, index: int, response: str) -> Score:
+class Unusable(Exception):
+    """Stands for a task that could not be loaded; the text is why."""
+
+
+def load(spec: TaskSpec) -> AnyTask | Unusable:
+    """The task, ready to score: everything it needs is imported and read, so that it needs no file later."""
+    try:
+        task = make_task(spec)
+        if isinstance(task, Prepared):
+            task.prepare()
+    except ValueError as error:
+        return Unusable(plain_text("", error))
+    except BaseException as error:  # noqa: BLE001  # a person's file may call sys.exit()
+        return Unusable(plain_text(f"the task {spec.name!r} cannot be loaded: {type(error).__name__}: ", error))
+    with contextlib.suppress(BaseException):  # what a first call imports or reads; its trouble will show again
+        if is_sandbox_task(task):
+            cast("SandboxTask", task).sandbox().reset(bytes(32))
+        else:
+            single = cast("Task", task)
+            for split in ("heldout", "train"):
+                single.score(single.prompt(split, 0), "1")
+    return task
+
+
+def evaluate(task: Task, split: Split, index: int, response: str) -> Score:
     """The score of one response. Never raises: what goes wrong is reward 0 with its reason."""
     try:
-        adapter = tasks[task]
-        score = adapter.score(adapter.prompt(split, index), response)
+        score = task.score(task.prompt(split, index), response)
         return checked_score(score.reward, score.reason)
     except BaseException as error:  # noqa: BLE001  # SystemExit too: a scorer must not be able to end the batch
-        return Score(0.0, _text(f"the scorer raised {type(error).__name__}: ", error))
+        return Score(0.0, _raised(error))
 
 
-def checked_score(reward: object, reason: object) -> Score:
-    """A Score from values nobody vouches for."""
-    if not isinstance(reward, float):
-        return Score(0.0, _text("the reward is not a float but ", type(reward).__name__))
-    if not math.isfinite(reward) or abs(reward) > REWARD_MAX:
-        return Score(0.0, f"the reward {reward} is not a number of reasonable size")
-    return Score(float(reward), _text("", reason))
+def play(task: SandboxTask, seed: bytes, actions: Sequence[str], *, truncated: bool) -> Play:
+    """One episode from its seed. Never raises: what goes wrong ends it with reward 0 and the reason (`Play`)."""
+    seen: list[Observation] = []
+    texts: list[str] = []
 
+    def take(observation: Observation) -> None:
+        if len(observation.text) > OBSERVATION_CHARACTERS_MAX:
+            raise ValueError(f"an observation is longer than {OBSERVATION_CHARACTERS_MAX} characters")
+        seen.append(observation)
+        texts.append(writable(observation.text))
 
-def _text(start: str, rest: object) -> str:
-    """A short reason that any msgpack or JSON writer accepts, of a value whose str() may raise or hold surrogates."""
     try:
-        text = start + str(rest)
-    except BaseException:  # noqa: BLE001  # str() of a scorer's own class is the scorer's code
-        text = start + "(not printable)"
-    return text[:REASON_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+        if len(actions) > min(TURNS_MAX, task.turns_max):
+            return failed_play(f"{len(actions)} actions are more than the {task.turns_max} turns of an episode")
+        sandbox = task.sandbox()
+        take(sandbox.reset(seed))
+        for action in actions:
+            if seen[-1].done:
+                return failed_play("an action came after the end of the episode", tuple(texts))
+            take(sandbox.step(action))
+        if truncated:
+            if seen[-1].done:
+                return failed_play("the episode had already ended when it was cut off", tuple(texts))
+            take(sandbox.truncate())
+            if not seen[-1].done:
+                return failed_play("the environment went on after it was cut off", tuple(texts))
+        reward = _number(sum(_number(observation.reward) for observation in seen))
+        done = bool(seen[-1].done)
+        details = {str(name): _number(value) for name, value in seen[-1].details.items()} if done else {}
+        if trouble := reward_trouble(reward) or details_trouble(details):
+            return failed_play(trouble, tuple(texts))
+        return Play(tuple(texts), done, reward, "", details)
+    except BaseException as error:  # noqa: BLE001  # as in `evaluate`
+        return failed_play(_raised(error), tuple(texts))
 
 
-def serve(source: BinaryIO, sink: BinaryIO, tasks: Mapping[str, Task]) -> None:
-    """Answer batches until `source` ends. `sink` must not buffer: each reply is due at once."""
-    while len(header := source.read(LENGTH.size)) == LENGTH.size:
-        batch = msgpack.unpackb(source.read(LENGTH.unpack(header)[0]))
-        for task, split, index, response in batch:
-            score = evaluate(tasks, task, split, index, response.decode("utf-8", "replace"))
-            sink.write(frame([score.reward, score.reason]))
+def serve(source: BinaryIO, sink: BinaryIO, tasks: Sequence[AnyTask | Unusable]) -> None:
+    """Answer requests until `source` ends. `sink` must not buffer: each reply is due at once."""
+    while (request := read_frame(source)) is not None:
+        operation, items = request
+        answer = OPERATIONS[operation]
+        for place, *arguments in items:
+            sink.write(frame(answer(tasks[place], *arguments)))
 
 
-def frame(value: Any) -> bytes:
-    """One frame's bytes."""
-    body = bytes(msgpack.packb(value))
-    return LENGTH.pack(len(body)) + body
+def read_frame(source: BinaryIO) -> Any | None:
+    """The next request, or None at the end."""
+    header = source.read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        return None
+    return msgpack.unpackb(source.read(LENGTH.unpack(header)[0]))
+
+
+def _answer_score(task: Any, split: Split, index: int, response: bytes) -> list[Any]:
+    score = Score(0.0, str(task)) if isinstance(task, Unusable) else evaluate(task, split, index, _decoded(response))
+    return [score.reward, score.reason]
+
+
+def _answer_play(task: Any, seed: bytes, actions: list[bytes], truncated: bool) -> list[Any]:
+    if isinstance(task, Unusable):
+        played = failed_play(str(task))
+    else:
+        played = play(task, seed, [_decoded(action) for action in actions], truncated=truncated)
+    return [list(played.observations), played.done, played.reward, played.reason, dict(played.details)]
+
+
+def _guarded(answer: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """[what `answer` returns, ""], or [None, why not]."""
+
+    def guarded(task: Any, *arguments: Any) -> list[Any]:
+        if isinstance(task, Unusable):
+            return [None, str(task)]
+        try:
+            return [answer(task, *arguments), ""]
+        except BaseException as error:  # noqa: BLE001  # as in `evaluate`
+            return [None, _raised(error)]
+
+    return guarded
+
+
+@_guarded
+def _answer_sizes(task: AnyTask) -> list[int]:
+    sizes = [task.train_size, task.heldout_size]
+    if not all(isinstance(size, int) and 1 <= size <= SIZE_MAX for size in sizes):
+        raise ValueError(f"the sizes {sizes} are not whole numbers from 1 to {SIZE_MAX}")
+    return [*sizes, cast("SandboxTask", task).turns_max if is_sandbox_task(task) else 0]
+
+
+@_guarded
+def _answer_prompts(task: Task, split: Split, index: int) -> list[str]:
+    prompt = task.prompt(split, index)
+    if not isinstance(prompt.text, str) or not isinstance(prompt.prefill, str):
+        raise TypeError("a prompt's text and prefill must be strings")
+    if len(prompt.text) + len(prompt.prefill) > PROMPT_CHARACTERS_MAX:
+        raise ValueError(f"a prompt is longer than {PROMPT_CHARACTERS_MAX} characters")
+    if writable(prompt.text) != prompt.text or writable(prompt.prefill) != prompt.prefill:
+        raise ValueError("a prompt holds lone surrogates, which no tokenizer reads")
+    return [prompt.text, prompt.prefill]
+
+
+@_guarded
+def _answer_samples(task: Any, split: Split, index: int) -> list[Any]:
+    if not isinstance(task, Sampled):
+        return []
+    prompt = cast("Task", task).prompt(split, index)
+    pairs = [(writable(text), _number(reward)) for text, reward in task.samples(prompt)]
+    if len(pairs) > SAMPLES_MAX or any(len(text) > SAMPLE_CHARACTERS_MAX for text, _ in pairs):
+        raise ValueError(f"samples are at most {SAMPLES_MAX} of at most {SAMPLE_CHARACTERS_MAX} characters a prompt")
+    return pairs
+
+
+OPERATIONS: Mapping[str, Callable[..., list[Any]]] = {
+    "score": _answer_score,
+    "play": _answer_play,
+    "sizes": _answer_sizes,
+    "prompts": _answer_prompts,
+    "samples": _answer_samples,
+}
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+def _number(value: Any) -> float:
+    """Whole numbers will do for rewards of an environment: `chips` are some. A bool is a mistake."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{type(value).__name__} is no number")
+    return float(value)
+
+
+def _raised(error: BaseException) -> str:
+    return plain_text(f"the scorer raised {type(error).__name__}: ", error)
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -92,18 +220,19 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return os.fdopen(source, "rb"), cast("BinaryIO", os.fdopen(sink, "wb", buffering=0))
 
 
-def main(arguments: list[str]) -> None:
-    """Entry point: an optional argument is a Python file whose TASKS are added to the catalogue's."""
+def main() -> None:
+    """Load the tasks that the first frame names, then answer requests."""
     for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A service manager signals the whole group: dying of it would cost an honest item its reward.
         signal.signal(ending, signal.SIG_IGN)
     source, sink = _take_pipes()
-    tasks = dict(TASKS)
-    for path in arguments:
-        tasks |= runpy.run_path(path)["TASKS"]
-    sink.write(frame(list(confine())))
+    wanted = read_frame(source)
+    layers = confine_before_loading()
+    tasks = [load(TaskSpec.from_json(name, options)) for name, options in wanted or ()]
+    layers += confine()
+    sink.write(frame([list(layers), [str(task) if isinstance(task, Unusable) else "" for task in tasks]]))
     serve(source, sink, tasks)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -82,6 +82,11 @@ class WordProblems:
         """R(x, y). A response with no number at all earns 0 like any other miss."""
         return Score(1.0 if last_number(response) == self.answer(prompt.split, prompt.index) else 0.0)
 
+    def samples(self, prompt: Prompt) -> list[tuple[str, float]]:
+        """The number in a sentence, and the number with one more digit."""
+        answer = self.answer(prompt.split, prompt.index)
+        return [(f"The answer is {answer}.", 1.0), (f"{answer}1", 0.0)]
+
     @staticmethod
     def _problem(split: Split, index: int) -> tuple[int, int, int]:
         if index < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -104,6 +105,34 @@ def garbage_on_the_pipe():
     return 1.0
 
 
+def recurse():
+    return recurse()
+
+
+def recurse_in_c():
+    nested = []
+    for _ in range(1_000_000):
+        nested = [nested]
+    return float(nested == [nested])
+
+
+def crash():
+    ctypes.string_at(0)
+
+
+def many_forks():
+    for _ in range(100):
+        os.fork()
+    return 1.0
+
+
+def raise_in_a_thread():
+    thread = threading.Thread(target=exit_politely)
+    thread.start()
+    thread.join()
+    return 1.0
+
+
 def long_reason():
     raise ValueError("y" * 1_000_000)
 
@@ -141,6 +170,11 @@ ACTIONS = {
         print_garbage,
         close_everything,
         garbage_on_the_pipe,
+        recurse,
+        recurse_in_c,
+        crash,
+        many_forks,
+        raise_in_a_thread,
         long_reason,
         unprintable,
         surrogate,
@@ -160,7 +194,7 @@ VALUES = {
 
 
 class HostileTask:
-    name = "hostile"
+    name = "file"
     train_size = 1
     heldout_size = 1
 
@@ -175,4 +209,4 @@ class HostileTask:
         return Score(VALUES[response])
 
 
-TASKS = {HostileTask.name: HostileTask()}
+task = HostileTask()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 
@@ -91,3 +93,17 @@ async def test_close_can_be_repeated_and_is_final(engine, random_ggufs):
     await engine.close()
     with pytest.raises(EngineError), trio.fail_after(5):
         await engine.generate([order(1)])
+
+
+async def test_a_response_goes_on_where_an_earlier_turn_stopped(engine, random_ggufs):
+    """Cut after k tokens and continued with `drawn` = k and those k in the prompt, it is the same response."""
+    (path, sha256), _ = random_ggufs
+    await engine.load(path, sha256)
+    (whole,) = await engine.generate([order(1, 0, 4, tokens_max=8)])
+    longest = max(whole.rollouts, key=lambda rollout: len(rollout.tokens))
+    tokens = unpack_tokens(longest.tokens).tolist()
+    assert len(tokens) >= 3
+    cut = len(tokens) // 2
+    rest = order(1, longest.sample, 1, prompt=[5, 6, 7, *tokens[:cut]], tokens_max=8 - cut)
+    (again,) = await engine.generate([replace(rest, drawn=cut)])
+    assert unpack_tokens(again.rollouts[0].tokens).tolist() == tokens[cut:]

@@ -13,15 +13,27 @@ import trio
 
 from echo2.tasks import scorer as scorer_module
 from echo2.tasks.catalog import TASKS
-from echo2.tasks.scorer import InlineScorer, ScoreItem, ScorerUnavailable, open_scorer
-from echo2.tasks.task import Score
+from echo2.tasks.sandbox import TURNS_MAX, Observation
+from echo2.tasks.scorer import (
+    InlineScorer,
+    Play,
+    PlayItem,
+    ScoreItem,
+    ScorerUnavailable,
+    TaskSizes,
+    TaskUnusable,
+    open_scorer,
+)
+from echo2.tasks.scorer_worker import play
+from echo2.tasks.task import Prompt, Score, TaskSpec
 
 HOSTILE_FILE = Path(__file__).with_name("hostile_task.py")
+HOSTILE = TaskSpec("file", {"path": str(HOSTILE_FILE)})
 SHORT_SECONDS = 0.5
 
 
 def hostile(action: str) -> ScoreItem:
-    return ScoreItem("hostile", "train", 0, action)
+    return ScoreItem(HOSTILE, "train", 0, action)
 
 
 def sums(count: int) -> list[ScoreItem]:
@@ -33,20 +45,20 @@ def sums(count: int) -> list[ScoreItem]:
 @pytest.fixture(params=["process", "inline"])
 async def scorer(request):
     if request.param == "inline":
-        yield InlineScorer({**TASKS, **runpy.run_path(str(HOSTILE_FILE))["TASKS"]})
+        yield InlineScorer({**TASKS, "file": runpy.run_path(str(HOSTILE_FILE))["task"]})
     else:
-        async with open_scorer(task_file=HOSTILE_FILE, item_seconds=5) as opened:
+        async with open_scorer(HOSTILE, "arithmetic", item_seconds=5) as opened:
             yield opened
 
 
 @pytest.fixture
 async def process():
-    async with open_scorer(task_file=HOSTILE_FILE, item_seconds=SHORT_SECONDS) as opened:
+    async with open_scorer(HOSTILE, "arithmetic", item_seconds=SHORT_SECONDS, wrap=False) as opened:
         yield opened
 
 
 def pid_of(process) -> int:
-    return process._worker._process.pid
+    return process._worker.pid
 
 
 def is_alive(pid: int) -> bool:
@@ -116,6 +128,100 @@ async def test_any_text_may_be_scored(scorer):
     assert [bool(score.reason) for score in scores] == [False] * 5 + [True]
 
 
+# episodes
+
+
+class Countdown:
+    """Counts down from a number in the seed; the policy must say each one. What else it says is acted upon."""
+
+    def reset(self, seed):
+        self.left = seed[0]
+        return Observation(str(self.left))
+
+    def step(self, action):
+        match action:
+            case "nan":
+                return Observation("", done=True, reward=float("nan"))
+            case "long":
+                return Observation("x" * 10_000)
+            case "raise":
+                raise RuntimeError("no")
+            case "detail":
+                return Observation("", done=True, details={"x": float("inf")})
+        self.left -= 1
+        right = action == str(self.left)
+        if self.left == 0:
+            return Observation("done", done=True, reward=float(right), details={"left": 0})
+        return Observation(str(self.left), reward=0.5 * right)
+
+    def truncate(self):
+        return Observation("cut off", done=True, reward=-1, details={"left": self.left})
+
+
+class CountdownTask:
+    name = "countdown"
+    train_size = heldout_size = 1
+    turns_max = 4
+    sandbox = Countdown
+
+
+def played(*actions: str, truncated: bool = False) -> Play:
+    return play(CountdownTask(), bytes([3, *[0] * 31]), actions, truncated=truncated)
+
+
+@pytest.mark.parametrize(
+    ("actions", "truncated", "expected"),
+    [
+        ((), False, Play(("3",), False, 0.0)),
+        (("2",), False, Play(("3", "2"), False, 0.5)),
+        (("2", "no", "0"), False, Play(("3", "2", "1", "done"), True, 1.5, "", {"left": 0.0})),
+        (("2",), True, Play(("3", "2", "cut off"), True, -0.5, "", {"left": 2.0})),
+        ((), True, Play(("3", "cut off"), True, -1.0, "", {"left": 3.0})),
+    ],
+)
+def test_an_episode_is_its_observations_and_the_sum_of_their_rewards(actions, truncated, expected):
+    """Opening first, one more for each action, the cut last; details come with the end."""
+    assert played(*actions, truncated=truncated) == expected
+
+
+@pytest.mark.parametrize(
+    ("actions", "truncated", "reason"),
+    [
+        (("nan",), False, "the reward nan"),
+        (("detail",), False, "detail x"),
+        (("long",), False, "longer than"),
+        (("raise",), False, "the scorer raised RuntimeError: no"),
+        (("2", "1", "0", "0"), False, "after the end"),
+        (("2", "1", "0"), True, "already ended"),
+        (("2",) * 5, False, "more than the 4 turns"),
+    ],
+)
+def test_what_goes_wrong_in_an_episode_ends_it_with_nothing_earned(actions, truncated, reason):
+    """Reward 0, a reason, and what was seen until then."""
+    result = played(*actions, truncated=truncated)
+    assert (result.done, result.reward, dict(result.details)) == (True, 0.0, {})
+    assert reason in result.reason
+
+
+@pytest.mark.parametrize("seed", [b"", bytes(31), bytes(33)])
+async def test_a_seed_of_another_length_plays_nothing(scorer, seed):
+    """And many actions, or long ones, do not either."""
+    plays = await scorer.play(
+        [
+            PlayItem("arithmetic", seed),
+            PlayItem("arithmetic", bytes(32), ("x",) * (TURNS_MAX + 1)),
+            PlayItem("arithmetic", bytes(32), ("x" * (1 << 20), "x")),
+        ]
+    )
+    assert [(p.reward, p.done, bool(p.reason)) for p in plays] == [(0.0, True, True)] * 3
+
+
+async def test_a_single_turn_task_plays_nothing(scorer):
+    """It has no environment."""
+    [result] = await scorer.play([PlayItem("arithmetic", bytes(32), ("1",))])
+    assert (result.reward, result.done, bool(result.reason)) == (0.0, True, True)
+
+
 # the process only
 
 
@@ -139,9 +245,9 @@ async def test_an_item_that_kills_or_corrupts_the_worker_is_zero_and_the_rest_is
     assert bad.reason
 
 
-@pytest.mark.parametrize("action", ["kill_itself", "allocate"])
+@pytest.mark.parametrize("action", ["kill_itself", "allocate", "recurse", "recurse_in_c", "crash"])
 async def test_a_worker_that_dies_or_runs_out_of_memory_costs_one_item(process, action):
-    """SIGKILL to itself and a 10 GB allocation both end as reward 0 with a reason."""
+    """SIGKILL to itself, 10 GB, bottomless recursion and a null pointer all end as reward 0 with a reason."""
     bad, after = await process.score([hostile(action), hostile("half")])
     assert bad.reward == 0.0
     assert bad.reason
@@ -150,7 +256,10 @@ async def test_a_worker_that_dies_or_runs_out_of_memory_costs_one_item(process, 
 
 @pytest.mark.parametrize(
     "action",
-    ["kill_parent", "fork", "run_shell", "start_thread", "open_socket", "read_file", "write_file", "delete_file"],
+    [
+        *("kill_parent", "fork", "many_forks", "run_shell", "start_thread", "raise_in_a_thread"),
+        *("open_socket", "read_file", "write_file", "delete_file"),
+    ],
 )
 async def test_what_a_scorer_must_not_do_is_refused(process, action):
     """Signals, processes, threads, sockets and files are out of reach where the kernel offers seccomp."""
@@ -171,6 +280,36 @@ async def test_linux_holds_every_layer_but_perhaps_the_namespace(process):
     assert {"parent", "rlimits", "seccomp"} <= set(process.confinement)
 
 
+async def test_a_worker_knows_the_sizes_and_prompts_of_its_tasks(process):
+    """What the coordinator is told of tasks that it does not load itself."""
+    spec = TaskSpec("arithmetic")
+    assert await process.sizes(spec) == TaskSizes(600, 300)
+    assert await process.prompts(spec, "train", 1, 2) == [
+        Prompt("train", 1, "10+2="),
+        Prompt("train", 2, "10+3="),
+    ]
+    assert await process.samples(spec, "heldout", 0) == [("11", 1.0), ("12", 0.0)]
+    with pytest.raises(TaskUnusable, match="IndexError"):
+        await process.prompts(spec, "train", 599, 2)
+    assert await process.samples(HOSTILE, "train", 0) == []
+
+
+async def test_another_task_is_loaded_when_its_first_item_comes(process):
+    """In a fresh worker, which still knows the others."""
+    first = pid_of(process)
+    assert await process.score([ScoreItem("word-problems", "train", 0, "13")]) == [Score(1.0)]
+    second = pid_of(process)
+    assert await process.score([hostile("half"), *sums(1)]) == [Score(0.5), Score(1.0)]
+    assert first != second == pid_of(process)
+
+
+async def test_a_task_that_does_not_load_is_known_at_the_start():
+    """The reason is the task's own; nothing is scored."""
+    with pytest.raises(TaskUnusable, match="did you mean 'arithmetic'"):
+        async with open_scorer("arithmetik"):
+            pass
+
+
 async def test_what_a_scorer_prints_never_reaches_the_protocol(process):
     """Standard output and error of the worker lead nowhere."""
     assert await process.score([hostile("print_garbage"), hostile("half")]) == [Score(1.0), Score(0.5)]
@@ -179,7 +318,7 @@ async def test_what_a_scorer_prints_never_reaches_the_protocol(process):
 async def test_the_environment_holds_nothing_of_the_parents(monkeypatch):
     """A password in the coordinator's environment is not in the worker's."""
     monkeypatch.setenv("ECHO2_SECRET", "hunter2")
-    async with open_scorer(task_file=HOSTILE_FILE) as process:
+    async with open_scorer(HOSTILE, wrap=False) as process:
         assert await process.score([hostile("environment")]) == [Score(0.5)]
 
 
@@ -194,38 +333,44 @@ async def test_cancelling_a_batch_leaves_no_process_and_no_stale_reply(process):
 
 async def test_closing_kills_the_worker_even_when_cancelled():
     """No orphan after an orderly end, nor after cancellation in the middle of a hanging item."""
-    async with open_scorer(task_file=HOSTILE_FILE) as process:
+    async with open_scorer(HOSTILE, wrap=False) as process:
         first = pid_of(process)
     assert not is_alive(first)
-    with trio.move_on_after(0.5):
-        async with open_scorer(task_file=HOSTILE_FILE) as process:
+    with trio.CancelScope() as scope:
+        async with open_scorer(HOSTILE, wrap=False) as process:
             second = pid_of(process)
+            scope.deadline = trio.current_time() + 0.1
             await process.score([hostile("loop")])
     assert not is_alive(second)
 
 
-async def test_a_worker_dies_with_its_parent():
-    """Even in an endless loop: a SIGKILLed coordinator leaves nothing running."""
+@pytest.mark.parametrize("wrap", [False, True])
+async def test_a_worker_dies_with_its_parent(wrap):
+    """Even in an endless loop, and under bubblewrap: a SIGKILLed coordinator leaves nothing running."""
     if sys.platform != "linux":
         pytest.skip("needs Linux's parent-death signal")
     program = (
         "import trio, pathlib\n"
         "from echo2.tasks.scorer import ScoreItem, open_scorer\n"
+        "from echo2.tasks.task import TaskSpec\n"
+        f"hostile = TaskSpec('file', {{'path': {str(HOSTILE_FILE)!r}}})\n"
         "async def main():\n"
-        f"    async with open_scorer(item_seconds=600, task_file=pathlib.Path({str(HOSTILE_FILE)!r})) as s:\n"
-        "        print(s._worker._process.pid, flush=True)\n"
-        "        await s.score([ScoreItem('hostile', 'train', 0, 'loop')])\n"
+        f"    async with open_scorer(hostile, item_seconds=600, wrap={wrap}) as s:\n"
+        "        children = pathlib.Path(f'/proc/{s._worker.pid}/task/{s._worker.pid}/children').read_text().split()\n"
+        "        print(s._worker.pid, *children, flush=True)\n"
+        "        await s.score([ScoreItem(hostile, 'train', 0, 'loop')])\n"
         "trio.run(main)\n"
     )
     parent = await trio.lowlevel.open_process([sys.executable, "-c", program], stdout=-1)
-    worker = int(await parent.stdout.receive_some(64))
-    pidfd = os.pidfd_open(worker)
+    workers = [int(pid) for pid in (await parent.stdout.receive_some(64)).split()]
+    pidfds = [os.pidfd_open(worker) for worker in workers]
     parent.kill()
     await parent.wait()
     await parent.stdout.aclose()
-    await trio.to_thread.run_sync(select.select, [pidfd], [], [], 5)
-    os.close(pidfd)
-    assert not is_running(worker)
+    for worker, pidfd in zip(workers, pidfds, strict=True):
+        await trio.to_thread.run_sync(select.select, [pidfd], [], [], 5)
+        os.close(pidfd)
+        assert not is_running(worker)
 
 
 async def test_the_worker_is_started_by_a_thread_that_stays(monkeypatch):
@@ -262,12 +407,20 @@ async def test_a_worker_is_replaced_after_its_share_of_items(process, monkeypatc
     assert pid_of(process) != first
 
 
+async def test_a_worker_is_replaced_before_it_has_used_up_its_time(process, monkeypatch):
+    """The limit on its CPU time would otherwise end it in the middle of an honest item."""
+    monkeypatch.setattr(scorer_module, "WORKER_BUSY_SECONDS_MAX", 0.0)
+    first = pid_of(process)
+    assert await process.score([hostile("half")]) == [Score(0.5)]
+    assert pid_of(process) != first
+
+
 async def test_a_worker_that_cannot_start_is_no_responses_fault(tmp_path, autojump_clock):
     """ScorerUnavailable, after a bounded number of attempts: nothing is scored 0 for it."""
     broken = tmp_path / "broken.py"
-    broken.write_text("raise SystemExit(3)\n")
+    broken.write_text("import os\nos._exit(3)\n")
     with pytest.raises(ScorerUnavailable, match="attempts"):
-        async with open_scorer(task_file=broken):
+        async with open_scorer(TaskSpec("file", {"path": str(broken)})):
             pass
 
 

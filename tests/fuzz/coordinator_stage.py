@@ -27,6 +27,7 @@ from echo2.p2p.messages import (
     PublishRequest,
     ReceiptsRequest,
     SubmitRequest,
+    TokenizerRequest,
 )
 
 NAME = "coordinator"
@@ -36,6 +37,7 @@ PROTOCOLS: dict[str, type[Message]] = {
     "heartbeat": Heartbeat,
     "manifest": ManifestRequest,
     "leases": LeaseRequest,
+    "tokenizer": TokenizerRequest,
     "rollouts": SubmitRequest,
     "receipts": ReceiptsRequest,
     "admitted": AdmittedRequest,

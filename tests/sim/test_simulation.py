@@ -21,6 +21,7 @@ from echo2.coordinator.simulate import PutBack, Scenario, Simulation, random_sce
 SEEDS = range(50)
 STOPPED_SEEDS = range(100, 110)
 PUT_BACK_SEEDS = range(200, 215)
+EPISODE_SEEDS = range(300, 306)
 
 
 def play(scenario):
@@ -137,6 +138,17 @@ def test_a_coordinator_with_an_empty_ledger_takes_the_run_over(at_seconds):
     slots = [(one.ordinal, one.sample) for step in steps for one in step.batch]
     assert len(set(slots)) == len(slots) == scenario.steps * scenario.R
     assert scenario.steps in observed.evaluations
+
+
+@pytest.mark.parametrize("seed", EPISODE_SEEDS)
+def test_crashes_break_no_promise_of_a_run_of_several_turns(seed):
+    """Episodes are played on nodes and again at the coordinator: the run finishes, and nothing honest is rejected."""
+    scenario = replace(random_scenario(seed), task="race")
+    observed = play(scenario)
+    assert judge(scenario, observed) == []
+    assert "rejected" not in observed.ledger.values()
+    batches = [what for kind, _, what in observed.events if kind == "step"]
+    assert any(rollout.spans for batch in batches for rollout in batch.rollouts)
 
 
 def test_a_seed_repeats_exactly():

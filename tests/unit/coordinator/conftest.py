@@ -103,6 +103,7 @@ class World:
     path: object
     network: MemoryNetwork = field(default_factory=lambda: MemoryNetwork(random.Random(1), delay_seconds=0.01))
     task: CountingTask = field(default_factory=CountingTask)
+    text: object = field(default_factory=DigitText)
     rng: random.Random = field(default_factory=lambda: random.Random(2))
     wall_offset: float = WALL
     scorer: object = None
@@ -158,7 +159,7 @@ class World:
             wall=lambda: self.wall_offset + trio.current_time(),
             entropy=self.rng.randbytes,
             task=self.task,
-            text=DigitText(),
+            text=self.text,
             proved=self.proved,
         )
 

@@ -139,3 +139,11 @@ def test_damaged_operator_token(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ConfigurationError):
         load_operator_token_hash(path)
+
+
+def test_a_tasks_options_are_a_table_and_a_path_in_it_starts_at_the_file():
+    """They become the run's task spec; what JSON cannot hold in a few KiB is refused."""
+    spec = make(task="file", task_options={"path": "own.py", "share": 0.5}).run.spec
+    assert (spec.name, dict(spec.options)) == ("file", {"path": "/srv/pool/own.py", "share": 0.5})
+    assert make(task_options={"path": "/x/own.py"}).run.spec.options["path"] == "/x/own.py"
+    assert "bytes of JSON" in wrong(task_options={"long": "x" * 5000})

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from echo2.coordinator.demo_options import PRESETS, DemoOptions, Places, clear, coordinator_settings, learner_settings
+from echo2.coordinator.demo_options import (
+    PRESETS,
+    DemoOptions,
+    Places,
+    clear,
+    coordinator_settings,
+    learner_settings,
+    preset_of,
+)
 from echo2.coordinator.demo_plot import draw_reward, moving_mean
 from echo2.coordinator.demo_report import (
     DemoRecord,
@@ -39,6 +47,33 @@ RECORD = DemoRecord(
     nodes=[NodeTally("node-1", "P1", 6, 30, 30), NodeTally("node-2", "P2", 5, 17, 17)],
     learner_consumed=40, snapshots_published=6, t_bcast_seconds=0.25,
 )  # fmt: skip
+
+
+def test_the_report_has_a_table_of_what_episodes_measured(tmp_path):
+    """One row a measure, one column an evaluation; a task of one turn has none."""
+    write_report(tmp_path / "one.md", RECORD, [])
+    assert "episodes" not in (tmp_path / "one.md").read_text()
+    measures = [(10, {"chips_rock": 1.5, "chips": -0.5}), (0, {"chips_rock": 2.0, "chips": -3.25})]
+    write_report(tmp_path / "several.md", replace(RECORD, measures=measures), [])
+    report = (tmp_path / "several.md").read_text()
+    assert "| mean of | version 0 | version 10 |" in report
+    assert "| chips | -3.250 | -0.500 |\n| chips_rock | 2.000 | 1.500 |" in report
+
+
+def test_another_task_is_one_word(tmp_path):
+    """`--task race`: the settings differ in the task and in how long its turns may be; an unknown one is refused."""
+    assert preset_of("tiny", "") == preset_of("tiny", "arithmetic") == PRESETS["tiny"]
+    assert preset_of("tiny", "race") == replace(PRESETS["tiny"], task="race", tokens_max=45, turn_tokens_max=4)
+    from echo2.coordinator.config import load_config
+    from echo2.p2p.identity import Identity
+
+    options = DemoOptions("smollm2", preset_of("smollm2", "poker"), 1, 2, 3, 2, 1e-6, 0, tmp_path, screen=False)
+    text = coordinator_settings(options, Places(tmp_path), learner=Identity(b"\x01" * 32).peer_id, port=1, rest=2)
+    (tmp_path / "coordinator.toml").write_text(text)
+    assert load_config(tmp_path / "coordinator.toml").run.spec.options == {"heldout_size": 64}
+    for model, task in (("tiny", "poker"), ("huge", "")):
+        with pytest.raises(ConfigurationError, match="there is no demo of"):
+            preset_of(model, task)
 
 
 def test_summary_has_exactly_the_promised_keys():

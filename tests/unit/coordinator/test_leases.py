@@ -78,7 +78,7 @@ def test_no_node_takes_more_than_its_share_of_what_is_left():
 def test_an_evaluation_is_shared_too():
     """Ten held-out prompts among two nodes of groups of four: 5, then a group, then the last."""
     pool = Pool()
-    pool.book.open_evaluation(version=0, purpose="baseline", size=10)
+    pool.book.open_evaluation(version=0, purpose="baseline", prompts=10)
     assert [len(pool.ask(peer, nodes=2)[0]) for peer in "abab"] == [5, 4, 1, 0]
 
 
@@ -238,7 +238,7 @@ def test_an_evaluation_goes_before_all_training():
     for lease in (*leases, last):
         pool.deliver(lease)
     assert (pool.book.queued, pool.book.reserved) == (0, 0)
-    pool.book.close_evaluation()
+    pool.book.close_evaluation(0)
     assert pool.ask(samples=1)[0][0].kind == "train"
 
 

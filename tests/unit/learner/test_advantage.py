@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo2.learner.advantage import EPSILON, group_advantages
+from echo2.learner.advantage import EPSILON, group_advantages, labelled_advantages
 
 rewards = st.lists(st.floats(-100, 100), min_size=1, max_size=16)
 
@@ -55,3 +55,24 @@ def test_each_group_stands_alone(groups, divide):
         assert abs(part.sum()) < 1e-6
         order = np.argsort(group, kind="stable")
         assert (np.diff(part[order]) >= 0).all()
+
+
+@given(st.lists(st.tuples(st.floats(-100, 100), st.integers(0, 3)), max_size=24), st.booleans())
+def test_labels_name_the_rewards_that_are_compared(rollouts, divide):
+    """Each advantage from the equation, over the rewards of the same label wherever they stand."""
+    rewards = np.array([reward for reward, _ in rollouts])
+    labels = np.array([label for _, label in rollouts], dtype=np.int64)
+    result = labelled_advantages(rewards, labels, divide_by_std=divide)
+    flat = 0
+    for label in set(labels.tolist()):
+        flat += len({reward for reward, other in rollouts if other == label}) == 1
+    for index, (reward, label) in enumerate(rollouts):
+        peers = [other for other, its in rollouts if its == label]
+        mean = sum(peers) / len(peers)
+        spread = (sum((other - mean) ** 2 for other in peers) / len(peers)) ** 0.5
+        expected = (reward - mean) / (spread + EPSILON if divide else 1.0)
+        if min(peers) == max(peers):
+            assert result.values[index] == 0.0
+        else:
+            assert abs(result.values[index] - expected) < 1e-6 * max(1.0, abs(expected))
+    assert result.groups_without_spread == flat

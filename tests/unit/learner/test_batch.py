@@ -55,6 +55,25 @@ def test_hand_worked_batch():
     assert arrays.groups_without_spread == 1
 
 
+def test_rewards_are_compared_within_the_grouping():
+    """Two groups that began alike and one that did not: apart; the two together; all together."""
+    batch = Batch(
+        0,
+        (
+            Group(0, (rollout(0, 0, reward=0.0), rollout(0, 1, reward=0.0))),
+            Group(7, (rollout(7, 0, reward=2.0), rollout(7, 1, reward=2.0))),
+            Group(9, (rollout(9, 0, prompt=(1,), reward=5.0), rollout(9, 1, prompt=(1,), reward=3.0))),
+        ),
+    )
+    by = {name: collate(batch, grouping=name, divide_by_std=False) for name in ("prompt", "initial_state", "batch")}
+    assert by["prompt"].advantages.tolist() == [0, 0, 0, 0, 1, -1]
+    assert by["initial_state"].advantages.tolist() == [-1, -1, 1, 1, 1, -1]
+    assert by["batch"].advantages.tolist() == [-2, -2, 0, 0, 3, 1]
+    assert [by[name].groups_without_spread for name in by] == [2, 0, 0]
+    assert by["batch"].group.tolist() == [0, 0, 1, 1, 2, 2]
+    assert by["prompt"].keys[3] == (batch.rollouts[3].lease_id, 1)
+
+
 @pytest.mark.parametrize(
     ("bad", "words"),
     [

@@ -16,8 +16,8 @@ from echo2.learner.checkpoint import (
     PROGRESS_FILE,
     WEIGHTS_FILE,
     Checkpoints,
-    load_optimizer,
-    load_weights,
+    Tensors,
+    load_tensors,
 )
 from echo2.learner.interfaces import Progress
 from echo2.p2p.errors import ConfigurationError
@@ -65,7 +65,7 @@ def folder(tmp_path):
 
 
 def save(checkpoints, what):
-    checkpoints.save(what, WEIGHTS, OPTIMIZER)
+    checkpoints.save(what, Tensors.of(WEIGHTS), Tensors.of(OPTIMIZER))
 
 
 def newest(folder, kept=3):
@@ -79,8 +79,8 @@ def test_everything_comes_back(folder):
     save(checkpoints, FULL)
     restored, path = Checkpoints(folder, kept=3).restore()
     assert restored == FULL
-    assert torch.equal(load_weights(path)["layer.weight"], WEIGHTS["layer.weight"])
-    optimizer = load_optimizer(path)
+    assert torch.equal(load_tensors(path, WEIGHTS_FILE)["layer.weight"], WEIGHTS["layer.weight"])
+    optimizer = load_tensors(path, OPTIMIZER_FILE)
     assert set(optimizer) == set(OPTIMIZER)
     assert optimizer["layer.weight/step"].shape == ()
     assert path == checkpoints.path(2, 4)
@@ -119,6 +119,48 @@ def test_a_damaged_checkpoint_is_passed_over_and_its_epoch_is_not_used_again(fol
     else:
         path.write_bytes(data[: 0 if damage == "empty" else len(data) // 2])
     assert newest(folder) == (1, 2)
+
+
+def test_a_damaged_one_does_not_push_a_whole_one_out(folder):
+    """With two kept, the two newest whole ones stay; what is damaged goes once its epoch is left behind."""
+    checkpoints = Checkpoints(folder, kept=2)
+    for version in (2, 4):
+        save(checkpoints, progress(version))
+    (checkpoints.path(0, 4) / WEIGHTS_FILE).write_bytes(b"")
+    again = Checkpoints(folder, kept=2)
+    assert again.restore()[0] == progress(2, 0)
+    save(again, progress(2, 1))
+    assert sorted(path.name for path in folder.iterdir()) == ["e000000-v00000002", "e000001-v00000002"]
+
+
+def test_a_half_written_one_is_removed_when_the_disk_is_full(folder):
+    """Its bytes are given back at once, and loading a tensor may be what fails."""
+
+    def fail(name):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = Checkpoints(folder, kept=2)
+    save(checkpoints, progress(2))
+    weights = Tensors.of(WEIGHTS)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save(progress(4), weights, Tensors(Tensors.of(OPTIMIZER).shapes, fail))
+    assert [path.name for path in folder.iterdir()] == ["e000000-v00000002"]
+
+
+def test_tensors_are_asked_for_one_at_a_time(folder):
+    """So a model spread over several processes is gathered a tensor at a time, widest types first."""
+    asked = []
+    tensors = {"rng": torch.arange(3, dtype=torch.uint8), "half": torch.ones(3, dtype=torch.bfloat16)} | WEIGHTS
+
+    def load(name):
+        asked.append(name)
+        return tensors[name]
+
+    checkpoints = Checkpoints(folder, kept=2)
+    checkpoints.save(progress(2), Tensors(Tensors.of(tensors).shapes, load), Tensors.of(OPTIMIZER))
+    assert asked == ["layer.weight", "half", "rng"]
+    back = load_tensors(checkpoints.path(0, 2), WEIGHTS_FILE)
+    assert all(torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype for name, tensor in tensors.items())
 
 
 def test_when_all_are_damaged_a_person_decides(folder):
@@ -165,7 +207,7 @@ def calls_of_a_save(monkeypatch, act):
         return wrapped
 
     monkeypatch.setattr(module.os, "fsync", before(os.fsync))
-    monkeypatch.setattr(module, "save_file", before(module.save_file))
+    monkeypatch.setattr(module, "write_weights", before(module.write_weights))
     monkeypatch.setattr(module.shutil, "rmtree", before(shutil.rmtree))
     for name in ("mkdir", "rename", "write_text"):
         monkeypatch.setattr(Path, name, before(getattr(Path, name)))

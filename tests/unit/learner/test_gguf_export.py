@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,97 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
-llama = pytest.importorskip("llama_cpp.llama_cpp")
+pytest.importorskip("llama_cpp.llama_cpp")
 gguf = pytest.importorskip("gguf")
 
+from contract.llama_reference import F16, llama_logprobs, llama_model, llama_tokens, torch_logprobs  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from echo2.learner.gguf_export import (  # noqa: E402
-    export_gguf,
-    gguf_tensor_name,
-    load_vocabulary,
-    permute_rows,
-    unpermute_rows,
-)
+from echo2.learner.architectures import gguf_tensor_name, permute_rows, unpermute_rows  # noqa: E402
+from echo2.learner.gguf_export import export_gguf  # noqa: E402
 from echo2.learner.prepare import prepare  # noqa: E402
 from echo2.learner.tiny import SYMBOLS, tiny_model, write_tiny_card  # noqa: E402
+from echo2.learner.vocabulary import load_vocabulary  # noqa: E402
 from echo2.p2p.errors import ConfigurationError  # noqa: E402
 from echo2.tasks.model_card import tokenizer_sha256, write_model_card  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
 torch.set_num_threads(1)
-
-F32, F16 = 0, 1  # ggml types
-
-
-@llama.llama_log_callback
-def silence(*_: Any) -> None:
-    pass
-
-
-@contextlib.contextmanager
-def llama_model(path: Path) -> Iterator[Any]:
-    llama.llama_log_set(silence, ctypes.c_void_p(0))
-    llama.llama_backend_init()
-    model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
-    assert model, f"llama.cpp cannot load {path}"
-    try:
-        yield model
-    finally:
-        llama.llama_model_free(model)
-
-
-def llama_logprobs(model: Any, tokens: Sequence[int], cache_type: int = F32) -> NDArray[np.float64]:
-    """log softmax of every position's logits, the whole row decoded at once by one thread.
-
-    Without flash attention, which computes in f16 whatever the cache is (2e-3 on log-probabilities by itself).
-    """
-    parameters = llama.llama_context_default_params()
-    parameters.n_ctx, parameters.n_batch, parameters.n_seq_max = 256, 256, 1
-    parameters.n_threads = parameters.n_threads_batch = 1
-    parameters.type_k = parameters.type_v = cache_type
-    parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    context = llama.llama_init_from_model(model, parameters)
-    batch = llama.llama_batch_init(len(tokens), 0, 1)
-    vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-    try:
-        batch.n_tokens = len(tokens)
-        for place, token in enumerate(tokens):
-            batch.token[place], batch.pos[place] = token, place
-            batch.n_seq_id[place], batch.seq_id[place][0], batch.logits[place] = 1, 0, True
-        assert llama.llama_decode(context, batch) == 0
-        logits = np.stack(
-            [
-                np.ctypeslib.as_array(llama.llama_get_logits_ith(context, place), (vocabulary,)).astype(np.float64)
-                for place in range(len(tokens))
-            ]
-        )
-    finally:
-        llama.llama_batch_free(batch)
-        llama.llama_free(context)
-    logits -= logits.max(axis=1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-
-
-def llama_tokens(model: Any, text: str) -> list[int]:
-    data = text.encode()
-    buffer = (llama.llama_token * (len(data) + 8))()
-    vocabulary = llama.llama_model_get_vocab(model)
-    count = llama.llama_tokenize(vocabulary, data, len(data), buffer, len(buffer), False, True)
-    assert count >= 0
-    return list(buffer[:count])
-
-
-@torch.no_grad()
-def torch_logprobs(model: LlamaForCausalLM, tokens: Sequence[int]) -> NDArray[np.float64]:
-    return torch.log_softmax(model(torch.tensor([list(tokens)])).logits[0].double(), dim=-1).numpy()
-
 
 def random_llama(*, heads: int, kv_heads: int, tied: bool, bias: bool = False) -> LlamaForCausalLM:
     """Weights large enough that a wrong permutation, rope base or norm shows in the first digit."""
@@ -231,7 +157,7 @@ def test_a_failed_export_leaves_nothing(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
+    monkeypatch.setattr(gguf.GGUFWriter, "write_ti_data_to_file", full)
     with pytest.raises(OSError, match="No space left"):
         export_gguf(tiny, load_vocabulary(tiny_folder), tmp_path / "x.gguf")
     assert not list(tmp_path.iterdir())
@@ -243,7 +169,8 @@ def test_a_failed_export_leaves_nothing(
         {"pre_tokenizer": None},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}},
         {"pre_tokenizer": {"type": "Whitespace"}},
-        {"normalizer": {"type": "NFC"}},
+        {"normalizer": {"type": "NFKC"}},
+        {"normalizer": {"type": "Lowercase"}},
     ],
 )
 def test_a_tokenizer_llama_cpp_would_not_reproduce_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -256,11 +183,11 @@ def test_a_tokenizer_llama_cpp_would_not_reproduce_is_refused(tmp_path: Path, ch
         load_vocabulary(tmp_path)
 
 
-def test_a_scaled_rope_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_rope_that_depends_on_the_length_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
     """What llama.cpp would compute differently is not exported."""
     model = tiny_model()
-    model.config.rope_parameters = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
-    with pytest.raises(ConfigurationError, match="rope type 'linear'"):
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    with pytest.raises(ConfigurationError, match="rope is of the type 'dynamic'"):
         export_gguf(model, load_vocabulary(tiny_folder), tmp_path / "x.gguf")
     assert not list(tmp_path.iterdir())
 

@@ -1,5 +1,6 @@
 """The learner's loop under a virtual clock: fake trainer, memory network and store, a coordinator of a few lines."""
 
+import json
 import random
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import trio
 
 from echo2.learner.config import LearnerConfig
 from echo2.learner.fake_trainer import FakeDisk, FakeTrainer
+from echo2.learner.metrics_log import MetricsFile, MetricsLog
 from echo2.learner.service import LearnerService
 from echo2.p2p import messages as wire
 from echo2.p2p.channel import answering
@@ -205,6 +207,7 @@ class World:
         self.disk = FakeDisk()
         self.store = MemoryStore()
         self.card = None
+        self.metrics_path = None
         self.coordinator.durable = lambda: max((version for _, version in self.disk.checkpoints), default=0)
 
     def write(self, name, data):
@@ -236,6 +239,7 @@ class World:
                 store=self.store,
                 clock=trio.current_time,
                 wall=trio.current_time,
+                metrics=MetricsLog(MetricsFile(self.metrics_path)) if self.metrics_path else None,
             )
             nursery.start_soon(service.run)
             yield service
@@ -317,6 +321,24 @@ async def test_a_killed_learner_resumes_without_loss_or_double_use(autojump_cloc
             await settled(service)
             world.check_finished_run()
             assert service.status().epoch == (1 if (0, 0) in world.disk.checkpoints else 0)
+
+
+@pytest.mark.parametrize("tenths", [30, 149, 230, 345, 520, 640])
+async def test_every_step_is_in_the_metrics_file_once(autojump_clock, tmp_path, tenths):
+    """Killed at any moment, with half a line left behind, and resumed: one line a step, those that stand."""
+    world = World()
+    world.metrics_path = tmp_path / "metrics.jsonl"
+    async with world.pool():
+        async with world.learner():
+            await trio.sleep(tenths / 10)
+        with world.metrics_path.open("ab") as file:
+            file.write(b'{"step":99,"roll')
+        async with world.learner() as service:
+            await settled(service)
+    lines = [json.loads(line) for line in world.metrics_path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    survived = {batch.step: batch for batch in world.disk.trained}
+    assert [line["staleness"] for line in lines] == [survived[step].staleness for step in range(STEPS)]
 
 
 async def test_a_learner_killed_again_and_again_gets_there(autojump_clock):

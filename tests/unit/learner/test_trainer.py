@@ -10,7 +10,7 @@ import trio
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from echo2.learner.config import LearnerConfig
+from echo2.learner.config import LearnerConfig, ObjectiveSettings, TrainSettings
 from echo2.learner.interfaces import Batch, Group, Progress
 from echo2.learner.policy import save_policy, token_logprobs
 from echo2.learner.trainer import TorchTrainer
@@ -67,12 +67,16 @@ def model_dir(tmp_path_factory):
 @pytest.fixture
 def make(tmp_path, model_dir):
     def make(**changes):
+        """A trainer; keys of [objective] and [train] are given by their own names."""
+        tables = {"objective": ObjectiveSettings, "train": TrainSettings}
+        changes = {"learning_rate": 1e-3} | changes
+        for table, kind in tables.items():
+            changes[table] = kind(**{key: changes.pop(key) for key in list(changes) if key in kind.model_fields})
         arguments = {
             "home": tmp_path / "home",
             "model_dir": model_dir,
             "run": "demo",
             "coordinator": f"/ip4/127.0.0.1/tcp/1/p2p/{COORDINATOR}",
-            "lr": 1e-3,
         } | changes
         return TorchTrainer(LearnerConfig(**arguments))
 
@@ -127,7 +131,7 @@ def mixed(g, s):
 
 def test_lr_zero_changes_nothing_and_the_kl_stays_at_noise(make):
     """Sampler and learner are the same weights: for several steps, KL below 1e-3, ratio 1, and not one bit moves."""
-    trainer = make(lr=0.0, weight_decay=0.1)
+    trainer = make(learning_rate=0.0, weight_decay=0.1)
     before = weights(trainer)
     for step in range(3):
         stats = trainer.train_now(sample(trainer.model, seed=step, temperature=0.8, rewards=mixed))
@@ -187,7 +191,7 @@ def test_memory_bound_and_minibatches_do_not_change_the_result(make):
 
 def test_one_minibatch_is_one_update_and_a_single_group_still_makes_two(make):
     """The number of updates is the configured one even when there are fewer groups than minibatches."""
-    assert make(minibatches=1).train_now(sample(make().model)).updates == 1
+    assert make(updates_per_step=1).train_now(sample(make().model)).updates == 1
     assert make().train_now(sample(make().model, groups=1, rewards=mixed)).updates == 2
 
 
@@ -202,7 +206,7 @@ def test_a_group_of_one_and_a_batch_of_one(make):
 
 def test_a_sampler_that_is_off_is_seen_by_node(make):
     """The node whose log-probabilities are wrong by 0.5 shows a KL of e^-0.5 - 1 + 0.5; the other none."""
-    trainer = make(lr=0.0)
+    trainer = make(learning_rate=0.0)
     stats = trainer.train_now(sample(trainer.model, shift=0.5))
     assert stats.kl_by_node[NODES[0]] == pytest.approx(0.0, abs=1e-9)
     assert stats.kl_by_node[NODES[1]] == pytest.approx(math.exp(-0.5) - 1 + 0.5, rel=1e-4)
@@ -210,7 +214,7 @@ def test_a_sampler_that_is_off_is_seen_by_node(make):
 
 def test_the_importance_ratio_is_truncated(make):
     """A sampler that claims impossibly small probabilities weighs C and no more."""
-    trainer = make(lr=0.0, ratio_cap=2.0)
+    trainer = make(learning_rate=0.0, ratio_cap=2.0)
     stats = trainer.train_now(sample(trainer.model, size=2, shift=-50.0))
     tokens = {0: 0, 1: 0}
     for rollout in sample(trainer.model, size=2).rollouts:
@@ -221,7 +225,7 @@ def test_the_importance_ratio_is_truncated(make):
 
 def test_a_number_that_is_not_finite_costs_an_update_not_the_run(make, monkeypatch):
     """The update is left out, counted and named; weights and optimiser are as before."""
-    trainer = make(minibatches=2)
+    trainer = make(updates_per_step=2)
     before = weights(trainer)
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.nan))
@@ -233,9 +237,12 @@ def test_a_number_that_is_not_finite_costs_an_update_not_the_run(make, monkeypat
     group = batch.groups[0]
     absurd = group.rollouts[0].model_copy(update={"reward": 1e300})  # overflows float32: an infinite advantage
     broken = Batch(0, (Group(0, (absurd, *group.rollouts[1:])), *batch.groups[1:]))
-    undivided = make(minibatches=2, divide_by_std=False, home=trainer._config.home / "other")
+    undivided = make(updates_per_step=2, normalise_std=False, home=trainer._config.home / "other")
     stats = undivided.train_now(broken)
-    assert stats.updates_skipped
+    assert stats.updates_skipped == ("a ratio has exploded or is not finite",)
+    named = {(culprit.lease_id, culprit.sample) for culprit in stats.culprits}
+    assert named <= {(rollout.lease_id, rollout.sample) for rollout in group.rollouts}
+    assert (absurd.lease_id, absurd.sample) in named
     assert all(math.isfinite(value) for value in (stats.loss, stats.gradient_norm, stats.entropy, stats.ratio_mean))
     assert all(torch.isfinite(tensor).all() for tensor in weights(undivided).values())
 
@@ -254,7 +261,7 @@ def test_the_kl_term_holds_the_policy_back(make):
         assert not same(start, weights(trainer))
         return stats.kl_sampler_learner
 
-    assert moved(kl_weight=5.0) < moved()
+    assert moved(kl_weight=5.0, reference="base") < moved()
 
 
 async def test_a_restored_trainer_goes_on_bit_for_bit(make):

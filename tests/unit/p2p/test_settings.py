@@ -71,6 +71,7 @@ def test_overrides_replace_the_file(tmp_path):
         ({"name": "a", "NAME": "b"}, "unknown key 'NAME'; did you mean 'name'?"),
         ({"name": "a", "zzzzzz": 1}, "unknown key 'zzzzzz'; known here: engine, home, listen, name, port, rate"),
         ({"name": "a", "engine": {"thread": 1}}, "unknown key 'engine.thread'; did you mean 'threads'?"),
+        ({"name": "a", "threads": 1}, "unknown key 'threads'; it belongs to [engine]"),
         ({"name": "a", "engine": {"threads": 0}}, "engine.threads = 0: should be greater than or equal to 1 (CPU th"),
         ({"name": "a", "engine": {"threads": "2"}}, 'engine.threads = "2": should be a valid integer'),
         ({"name": "a", "engine": {"kind": "x"}}, "engine.kind = \"x\": should be 'llama' or 'fake'"),

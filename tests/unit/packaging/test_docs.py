@@ -15,11 +15,13 @@ from echo2.coordinator import api, cli
 from echo2.coordinator import main as coordinator_main
 from echo2.coordinator.config import CoordinatorConfig, RunConfig
 from echo2.coordinator.ledger import LedgerUnavailable
+from echo2.coordinator.views import StepView
 from echo2.learner import main as learner_main
-from echo2.learner.config import LearnerConfig
+from echo2.learner.config import AdapterSettings, LearnerConfig, ObjectiveSettings, TrainSettings
 from echo2.node import main as node_main
 from echo2.p2p import swarm
-from echo2.tasks.catalog import TASKS
+from echo2.p2p.messages import StepMetrics
+from echo2.tasks.catalog import TASKS, make_task
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "packaging" / "docs"
@@ -88,32 +90,44 @@ def test_the_settings_shown_exist():
     assert set(shown) <= set(CoordinatorConfig.model_fields)
     assert set(tomllib.loads(learner)) <= set(LearnerConfig.model_fields)
     researchers = text("researchers.md")
-    of_run, of_learner = researchers.split("In `coordinator.toml`")[1].split("In `learner.toml`")
-    for table, kind in ((of_run, RunConfig), (of_learner.split("## The objective")[0], LearnerConfig)):
-        keys = {
-            key for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)
-        }
-        assert len(keys) > 8
-        assert keys <= set(kind.model_fields)
+    of_run = researchers.split("In `coordinator.toml`")[1].split("In `learner.toml`")[0]
+    keys = {key for row in re.findall(r"^\| (`.*?`) \|", of_run, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
+    assert len(keys) > 8
+    assert keys <= set(RunConfig.model_fields)
 
 
 @pytest.mark.parametrize(
-    ("key", "default"),
-    [("lr", "2e-4"), ("ratio_cap", "2"), ("kl_weight", "0"), ("minibatches", "2"), ("clip", "0.2, 0.2")],
+    ("name", "kind"), [("objective", ObjectiveSettings), ("train", TrainSettings), ("adapter", AdapterSettings)]
 )
-def test_defaults_of_the_learner_shown_are_the_real_ones(key, default):
-    """The researcher's table and the settings agree."""
-    assert re.search(rf"^\| `{key}`[^|]*\| {re.escape(default)}[ ,|]", text("researchers.md"), re.MULTILINE)
-    real = LearnerConfig.model_fields[key].default
-    assert real == (tuple(map(float, default.split(", "))) if "," in default else float(default))
+def test_every_setting_of_training_is_shown_with_its_default(name, kind):
+    """The researcher's tables and the settings agree, none missing on either side; a default is shown as TOML."""
+    table = text("researchers.md").split(f"\n`[{name}]`")[1].split("\n\n")[1]
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(.+?)`)? *\|", table, re.MULTILINE)
+    assert [key for key, _ in rows] == list(kind.model_fields)
+    for key, shown in rows:
+        real = kind.model_fields[key].default
+        given = tomllib.loads(f"{key} = {shown}")[key] if shown else None
+        assert real == (tuple(given) if isinstance(given, list) else given)
+
+
+def test_every_number_of_a_step_shown_is_one():
+    """What researchers are told to read is in a step's view, or in the learner's log."""
+    section = text("researchers.md").split("## What to read while it runs")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
+    shown = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
+    assert len(shown) > 8
+    assert shown <= set(StepView.model_fields)
+    logged = re.findall(r"`(\w+)`", section.split("The learner's log has")[1].split("\n\n")[0])
+    assert set(logged) <= set(StepMetrics.model_fields)
 
 
 def test_the_tasks_shown_are_the_catalogues():
     """Names and sizes."""
     rows = re.findall(r"^\| `([\w-]+)` \| .*?(\d+) for training, (\d+) held out", text("researchers.md"), re.MULTILINE)
-    assert {(name, int(train), int(heldout)) for name, train, heldout in rows} == {
-        (task.name, task.train_size, task.heldout_size) for task in TASKS.values()
-    }
+    assert {name for name, _, _ in rows} == {*TASKS, "math"}
+    for name, train, heldout in rows:
+        task = make_task(name)
+        assert (task.train_size, task.heldout_size) == (int(train), int(heldout))
 
 
 def test_every_request_shown_is_served_and_every_one_served_is_shown():

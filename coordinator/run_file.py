@@ -1,0 +1,172 @@
+"""A researcher's run file: the `[run]` of the coordinator and the tables of the learner in one TOML file.
+
+| table                                      | becomes                                                                 |
+|--------------------------------------------|-------------------------------------------------------------------------|
+| `[run]`, `[run.task_options]`              | those of `coordinator.toml`; `learner` may be missing: then it is made  |
+| `[objective]` `[train]` `[adapter]` `[metrics]` | those of `learner.toml`                                            |
+| `[learner]`                                | the other keys of `learner.toml` that are the run's: `domain`, `seed`   |
+| `[coordinator]`                            | the other keys of `coordinator.toml`: `listen`, `announce`, `[rest]`    |
+| `[forecast]`                               | what is known of speed and price; not written anywhere                  |
+
+The learner's tables are judged by the learner's own program (`echo2-learner check`), which alone knows them.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.settings import Settings, make_settings, read_toml
+
+from .config import RunConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+LEARNER_TABLES = ("objective", "train", "adapter", "metrics")
+
+Table = dict[str, Any]
+
+
+class ForecastSettings(Settings):
+    """`[forecast]`: what `--dry-run` reckons with. Seconds are taken from the coordinator's pool where it is named."""
+
+    nodes: Annotated[int | None, Field(ge=1, le=100_000, description="nodes of the pool")] = None
+    node_rollouts_per_second: Annotated[
+        float | None, Field(gt=0, le=1e6, description="accepted rollouts per second of one node, mu_i")
+    ] = None
+    node_tokens_per_second: Annotated[
+        float | None, Field(gt=0, le=1e9, description="of one node, over all it generates side by side")
+    ] = None
+    response_tokens: Annotated[
+        float | None, Field(gt=0, le=1e6, description="mean length of a response; with node_tokens_per_second")
+    ] = None
+    train_seconds: Annotated[float | None, Field(gt=0, le=1e6, description="one training step, T_train")] = None
+    broadcast_seconds: Annotated[
+        float | None, Field(ge=0, le=1e6, description="publish until enough nodes can generate with it, T_bcast")
+    ] = None
+    price_node_hour: Annotated[float | None, Field(ge=0, le=1e6, description="dollars asked for one node")] = None
+    price_learner_hour: Annotated[
+        float | None, Field(ge=0, le=1e6, description="dollars for the learner's machine")
+    ] = None
+
+    @property
+    def rate(self) -> float | None:
+        """mu_i, stated or from tokens; None when neither."""
+        if self.node_rollouts_per_second is not None:
+            return self.node_rollouts_per_second
+        if self.node_tokens_per_second is not None and self.response_tokens is not None:
+            return self.node_tokens_per_second / self.response_tokens
+        return None
+
+
+class RunFile(Settings):
+    """The file as a whole."""
+
+    run: RunConfig
+    objective: Table = Field(default_factory=dict, description="a table of learner.toml")
+    train: Table = Field(default_factory=dict, description="a table of learner.toml")
+    adapter: Table | None = Field(default=None, description="a table of learner.toml")
+    metrics: Table = Field(default_factory=dict, description="a table of learner.toml")
+    learner: Table = Field(default_factory=dict, description="other keys of learner.toml")
+    coordinator: Table = Field(default_factory=dict, description="other keys of coordinator.toml")
+    forecast: ForecastSettings = ForecastSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A run file that is in order, the values it was made from, and which of them came from flags."""
+
+    path: Path
+    file: RunFile
+    values: Mapping[str, Any]
+    flags: frozenset[str]
+
+    def learner_values(self) -> Table:
+        """What `learner.toml` says of this run, beside where it lives and whom it dials."""
+        tables = {name: self.values[name] for name in LEARNER_TABLES if name in self.values}
+        return {**self.file.learner, **tables}
+
+    def origin(self, key: str) -> str:
+        """Where the value of a dotted key comes from: flag, file or default."""
+        if any(key == flag or key.startswith(f"{flag}.") for flag in self.flags):
+            return "flag"
+        found: Any = self.values
+        for part in key.split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                return "default"
+            found = found[part]
+        return "file"
+
+
+def load_run_file(path: Path, flags: Sequence[str], *, learner: str) -> Submission:
+    """Read a run file, with `KEY=VALUE` flags over it. `learner`: the peer id where the file names none.
+
+    Raises ConfigurationError, one line, for anything a person must put right.
+    """
+    values = read_toml(path)
+    keys = frozenset(_set(values, flag) for flag in flags)
+    run = values.get("run")
+    filled = values | {"run": {"learner": learner, **run}} if isinstance(run, dict) else values
+    return Submission(path, make_settings(filled, RunFile, source=str(path), folder=path.parent), values, keys)
+
+
+def _set(values: Table, flag: str) -> str:
+    key, mark, text = flag.partition("=")
+    key = key.strip()
+    if not mark or not all(key.split(".")):
+        raise ConfigurationError(f"--set {flag[:64]!r} is not KEY=VALUE, for example --set run.S=6")
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except ValueError:
+        value = text.strip()  # a word needs no quotes
+    table: Any = values
+    *path, last = key.split(".")
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"--set {key}: {part!r} is a value in the file, not a table")
+    table[last] = value
+    return key
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values; an empty table is a value."""
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def toml_text(values: Mapping[str, Any], name: str = "") -> str:
+    """TOML of a table of plain values and tables; what is None is left out."""
+    plain = {key: value for key, value in values.items() if value is not None and not isinstance(value, Mapping)}
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
+    parts = [(f"[{name}]\n" if name else "") + "\n".join(lines) + "\n"] if lines or name else []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            parts.append(toml_text(value, f"{name}.{_key(key)}" if name else _key(key)))
+    return "\n".join(parts)
+
+
+def _key(name: str) -> str:
+    bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+    return name if bare else json.dumps(name, ensure_ascii=False)
+
+
+def _value(value: object) -> str:
+    """As JSON has it, but for tables inside lists: TOML's have '=' in them."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,176 @@
+"""LoRA: the base model stays as it is, and what is trained, kept and published is an adapter of a few megabytes.
+
+A target's weights are W + (alpha / rank) B A, with A [rank, in] and B [out, rank]. A begins at random (from the run's
+seed), B at zero, so version 0 is the base model. It is published whole; every later version is a GGUF adapter that
+names the base, and a node loads it beside the base without loading that again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+
+from echo2.p2p.errors import ConfigurationError
+
+from .architectures import architecture_of, gguf_tensor_name, rotated_heads
+from .gguf_export import StoredTensor, write_gguf
+from .policy import WEIGHTS_FILE
+from .quantise import FILE_TYPES, encoding_of
+from .weights_file import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from .config import AdapterSettings
+    from .quantise import Domain
+
+HASH_BYTES = 1 << 20
+
+BASE_KEY = "base_sha256"
+ALPHA_KEY = "adapter_alpha"
+"""Beside the optimiser's tensors in a checkpoint, whose names all contain a slash."""
+
+_A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterBase:
+    """What an adapter is worth nothing without: the base model's weights, and alpha."""
+
+    sha256: bytes
+    alpha: float
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """For a checkpoint."""
+        return {
+            BASE_KEY: torch.frombuffer(bytearray(self.sha256), dtype=torch.uint8),
+            ALPHA_KEY: torch.tensor(self.alpha, dtype=torch.float32),
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, torch.Tensor]) -> AdapterBase | None:
+        """What a checkpoint says; None when it is not of an adapter."""
+        if BASE_KEY not in state or ALPHA_KEY not in state:
+            return None
+        return cls(state[BASE_KEY].numpy().tobytes(), float(state[ALPHA_KEY]))
+
+    def check(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Raise ConfigurationError unless a checkpoint's adapter belongs to this base."""
+        known = self.of_state(state)
+        if known is None or known.sha256 != self.sha256:
+            raise ConfigurationError(
+                "the checkpoint's adapter is of another base model than that in model_dir; set model_dir to the folder "
+                "the run began with"
+            )
+        if known.alpha != torch.tensor(self.alpha, dtype=torch.float32).item():
+            raise ConfigurationError(
+                f"the checkpoint's adapter was trained with adapter.alpha = {known.alpha:g}; set it to that again"
+            )
+
+
+def base_of(model_dir: Path, alpha: float) -> AdapterBase:
+    """The base in a model folder. Reads the whole file of weights once."""
+    with (model_dir / WEIGHTS_FILE).open("rb") as file:
+        return AdapterBase(hashlib.file_digest(file, "sha256").digest(), alpha)
+
+
+def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int) -> None:
+    """Puts an adapter into `model`; its own parameters are frozen, so that what requires a gradient is the adapter.
+
+    torch's own generator is left as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        configuration = LoraConfig(
+            r=settings.rank, lora_alpha=settings.alpha, target_modules=list(settings.targets), lora_dropout=0.0
+        )
+        inject_adapter_in_model(configuration, model)
+
+
+def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """What the optimiser changes and a checkpoint keeps, by name: the adapter's parameters where there is one."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def export_adapter(
+    config: PreTrainedConfig,
+    shapes: Mapping[str, torch.Size],
+    load: Callable[[str], torch.Tensor],
+    alpha: float,
+    path: Path,
+    domain: Domain,
+) -> Path:
+    """Writes an adapter as GGUF, durably, to the new file `path`.
+
+    `shapes` are those of `trained_parameters`, `load` gives one of them. In f32 for the domain f32, else in f16: blocks
+    of q8_0 are wider than most ranks, and an adapter is small. Raises as `gguf_export.export_weights` does.
+    """
+    architecture = architecture_of(config)
+    writer = gguf.GGUFWriter(None, architecture.name)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
+    stored: Domain = "f32" if domain == "f32" else "f16"
+    writer.add_file_type(FILE_TYPES[stored])
+    tensors = []
+    for name, shape in shapes.items():
+        target, part = _target(name)
+        heads = rotated_heads(target, config) if part == "lora_b" else None  # A's rows are of the rank, not of heads
+        tensors.append(
+            StoredTensor(
+                f"{gguf_tensor_name(target, architecture)}.{part}",
+                shape,
+                encoding_of(shape, stored),
+                partial(load, name),
+                heads,
+            )
+        )
+    return write_gguf(writer, tensors, path)
+
+
+class MergedWeights(Mapping[str, torch.Tensor]):
+    """The base's parameters with an adapter added, one at a time, in float32. `base` is open as long as this is used."""
+
+    def __init__(self, base: Weights, names: Mapping[str, Any], adapter: Mapping[str, torch.Tensor], alpha: float) -> None:
+        self._base = base
+        self._names = names
+        self._alpha = alpha
+        self._adapter: dict[str, dict[str, torch.Tensor]] = {}
+        for name, weight in adapter.items():
+            target, part = _target(name)
+            self._adapter.setdefault(target, {})[part] = weight
+        unknown = self._adapter.keys() - names.keys()
+        if unknown:
+            raise ConfigurationError(f"the adapter is not of this model: it changes {min(unknown)}")
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        weight = self._base.tensor(name).float()
+        parts = self._adapter.get(name)
+        if parts is None:
+            return weight
+        a, b = parts["lora_a"].float(), parts["lora_b"].float()
+        return weight + (self._alpha / len(a)) * (b @ a)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _target(name: str) -> tuple[str, str]:
+    """The weight that an adapter's parameter changes, and which of the two it is."""
+    for ending, part in ((_A, "lora_a"), (_B, "lora_b")):
+        if name.endswith(ending):
+            return name.removesuffix(ending) + ".weight", part
+    raise ConfigurationError(f"{name} is not a parameter of an adapter")
