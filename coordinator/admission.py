@@ -101,8 +101,7 @@ class AdmissionDesk:
         office.known_learner(peer, office.run.name)
         self._record(peer, hello, known=True)
         office.run.learner_addresses = hello.addresses
-        if office.run.current is not None:
-            office.run.current.plan = None  # its root may have moved
+        office.run.forget_plans()  # their root may have moved
         return "active"
 
     def _node(self, peer: str, hello: Hello) -> str:
@@ -113,8 +112,8 @@ class AdmissionDesk:
         self._record(peer, hello, known=node is not None)
         if node is None:
             node = office.pool.nodes[peer] = NodeEntry(peer, hello.name, hello.software, hello.addresses)
-        if node.addresses != hello.addresses and office.run.current is not None:
-            office.run.current.plan = None
+        if node.addresses != hello.addresses:
+            office.run.forget_plans()
         node.name, node.software, node.addresses = hello.name, hello.software, hello.addresses
         node.seen_at = office.clock()
         return node.state

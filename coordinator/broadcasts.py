@@ -1,4 +1,4 @@
-"""Plans and tickets for the newest snapshot: who sends what to whom, signed (DESIGN section 8)."""
+"""Plans and tickets for the newest snapshot and its base: who sends what to whom, signed (DESIGN section 8)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ class BroadcastDesk:
         current = office.run.current
         if current is None:
             raise Refused("no_snapshot", "no snapshot published yet", office.config.heartbeat_seconds)
-        if request.manifest_hash != current.manifest_hash:
+        wanted = current
+        if request.manifest_hash == current.manifest.base_hash:  # what the newest, an adapter, is worth nothing without
+            wanted = office.run.manifests[request.manifest_hash]
+        elif request.manifest_hash != current.manifest_hash:
             raise Refused("superseded", f"version {current.manifest.version} is the newest; ask for that", 0.0)
-        if peer not in current.roster:
-            current.plan = None  # made anew, to hold the late joiner
-        ticket = Ticket(run=office.run.name, manifest_hash=current.manifest_hash, peer=peer)
+        if peer not in wanted.roster:
+            wanted.plan = None  # made anew, to hold the late joiner
+        ticket = Ticket(run=office.run.name, manifest_hash=wanted.manifest_hash, peer=peer)
         return ManifestReply(
-            manifest=current.signed,
-            plan=self.plan(current),
+            manifest=wanted.signed,
+            plan=self.plan(wanted),
             ticket=office.identity.sign("ticket", ticket),
         )
 

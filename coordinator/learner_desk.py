@@ -174,6 +174,9 @@ class LearnerDesk:
             check_manifest(manifest, publisher=office.config.run.learner, run=office.run.name)
         except ProtocolError as error:
             raise Refused("manifest", str(error)) from error
+        base = office.run.manifests.get(manifest.base_hash) if manifest.base_hash is not None else None
+        if manifest.base_hash is not None and (base is None or base.manifest.kind != "full"):
+            raise Refused("manifest", "an adapter on a snapshot that was not published whole in this run")
         current = office.run.current
         if current is not None and (manifest.epoch, manifest.version) <= current.order:
             raise Refused(

@@ -102,7 +102,7 @@ def _runs(runs: Sequence[RunView]) -> Iterator[Metric]:
         yield family
     rollouts = GaugeMetricFamily("echo2_rollouts", "Training rollouts by their state now.", labels=["run", "state"])
     submitted = CounterMetricFamily("echo2_rollouts_submitted", "Training rollouts received.", labels=["run"])
-    heldout = GaugeMetricFamily("echo2_heldout_reward", "Mean held-out reward.", labels=["run", "purpose"])
+    heldout = GaugeMetricFamily("echo2_heldout_reward", "Mean held-out reward, the newest of each purpose.", labels=["run", "purpose"])
     state = GaugeMetricFamily("echo2_run_state", "1 for the state the run is in.", labels=["run", "state"])
     for run in runs:
         for key, count in run.rollouts.model_dump().items():
@@ -110,9 +110,9 @@ def _runs(runs: Sequence[RunView]) -> Iterator[Metric]:
                 submitted.add_metric([run.run], count)
             else:
                 rollouts.add_metric([run.run, key], count)
-        for evaluation in run.evaluations:
-            if evaluation.complete and evaluation.mean is not None:
-                heldout.add_metric([run.run, evaluation.purpose], evaluation.mean)
+        newest = {one.purpose: one.mean for one in run.evaluations if one.complete and one.mean is not None}
+        for purpose, mean in newest.items():
+            heldout.add_metric([run.run, purpose], mean)
         state.add_metric([run.run, run.state], 1)
     yield from (rollouts, submitted, heldout, state)
 

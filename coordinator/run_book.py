@@ -129,6 +129,11 @@ class RunBook:
         """Whether the newest published snapshot is one that the learner has lost."""
         return self.current is not None and self.current.manifest_hash in self.leases.lost
 
+    def forget_plans(self) -> None:
+        """Addresses or the roster are others: whoever asks next for the newest snapshot or its base gets a new plan."""
+        for published in self.manifests.values():
+            published.plan = None
+
     def lose(self, epoch: int, version: int) -> bool:
         """From `epoch` on the learner went on from `version`: what earlier epochs published above it is lost.
 

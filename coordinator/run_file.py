@@ -160,7 +160,11 @@ def toml_text(values: Mapping[str, Any], name: str = "") -> str:
 
 def _key(name: str) -> str:
     bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    return name if bare else json.dumps(name, ensure_ascii=False)
+    return name if bare else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON takes as it is
 
 
 def _value(value: object) -> str:
@@ -169,4 +173,6 @@ def _value(value: object) -> str:
         return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool | int):
+        return json.dumps(value)
+    return repr(value) if isinstance(value, float) else _quoted(str(value))

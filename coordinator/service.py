@@ -161,8 +161,7 @@ class CoordinatorService:
 
     def forget_plan(self) -> None:
         """Other addresses are proved than before: the next asker gets a plan with them."""
-        if self._office.run.current is not None:
-            self._office.run.current.plan = None
+        self._office.run.forget_plans()
 
     # seen by operators and researchers
 
@@ -239,8 +238,7 @@ class CoordinatorService:
         node.state, node.state_reason = "suspended", reason
         office.run.leases.release_peer(peer)
         office.note_holding(peer)
-        if office.run.current is not None:
-            office.run.current.plan = None
+        office.run.forget_plans()
         for bell in (office.news, office.work, office.admissions):
             bell.ring()
 

@@ -38,4 +38,8 @@ steps = 100                               # training steps of the whole run
 # slice_samples_max = 2                   # most samples in one lease
 # lease_seconds = 60.0                    # then the slice is given to another node
 # broadcast = "auto"                      # or "star", "chain"
+
+# eval_every = 0                          # versions between held-out evaluations while it trains; 0 = none
+# eval_samples = 1                        # answers per held-out prompt, k of avg@k
+# eval_share = 0.1                        # most that these take of the pool from training
 """

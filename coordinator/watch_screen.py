@@ -113,7 +113,8 @@ def staleness_lines(run: RunView) -> list[RenderableType]:
     """A bar for each staleness there was; the highest rows stand for all above them."""
     counts = staleness_counts(run)
     total = counts.total()
-    budget = f"S = {run.staleness_max}, pacing to {'?' if run.staleness_estimate is None else run.staleness_estimate}"
+    bound = "" if run.staleness_estimate is None else f", Delta = {run.staleness_estimate}"
+    budget = f"S = {run.staleness_max}{bound}"
     if not total:
         return [_line("staleness", f"no step yet ({budget})")]
     ages = sorted(age for age, count in counts.items() if count)
@@ -146,9 +147,11 @@ def _head(run: RunView) -> Text:
 
 
 def _waiting(look: Look, note: str) -> list[RenderableType]:
-    why = note or look.pool.trouble or look.run.waiting or look.run.state_reason
+    why = note or look.pool.trouble or look.run.waiting
     learner = "" if look.run.learner_connected or look.run.state in ("finished", "stopped") else "the learner is away"
     lines = [_line("waiting for", why or "nothing", "yellow" if why else "dim")]
+    if look.run.state_reason and look.run.state_reason not in why:
+        lines.append(_line("because", look.run.state_reason, "dim"))
     if learner:
         lines.append(_line("", f"{learner}; it last said: {look.run.learner_status or 'nothing'}", "yellow"))
     return list(lines)
@@ -164,13 +167,12 @@ def _curve(name: str, values: Sequence[float], inner: int) -> Text:
 
 
 def _heldout(evaluations: Sequence[EvaluationView], inner: int) -> list[RenderableType]:
-    measured = [one.mean for one in evaluations if one.mean is not None and one.complete]
+    measured = [one.mean for one in evaluations if one.mean is not None and 2 * one.count >= one.size]
     lines: list[RenderableType] = [_curve("held-out", measured, inner)] if measured else []
     for one in evaluations[-EVALUATIONS_SHOWN:]:
         mean = "-" if one.mean is None else f"{one.mean:.3f}"
-        ended = "" if one.complete else f", {one.count} of {one.size} answers"
-        why = f": {one.reason}" if one.reason else ""
-        lines.append(_line("", f"version {one.version} ({one.purpose}): {mean} avg@{one.samples}{ended}{why}", "dim"))
+        ended = "" if one.complete else f", {'ended early: ' if one.reason else ''}{one.count} of {one.size} answers"
+        lines.append(_line("", f"version {one.version} ({one.purpose}): {mean} avg@{one.samples}{ended}", "dim"))
     return lines or [_line("held-out", "not measured yet", "dim")]
 
 

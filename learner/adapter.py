@@ -7,6 +7,7 @@ names the base, and a node loads it beside the base without loading that again.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from .quantise import FILE_TYPES, encoding_of
 from .weights_file import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -85,35 +85,37 @@ def base_of(model_dir: Path, alpha: float) -> AdapterBase:
 
 
 def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int) -> None:
-    """Puts an adapter into `model`; its own parameters are frozen, so that what requires a gradient is the adapter.
+    """Puts an adapter into `model`, whose own parameters are frozen: what requires a gradient is then the adapter.
 
     torch's own generator is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         configuration = LoraConfig(
-            r=settings.rank, lora_alpha=settings.alpha, target_modules=list(settings.targets), lora_dropout=0.0
+            r=settings.rank,
+            lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number will do
+            target_modules=list(settings.targets),
+            lora_dropout=0.0,
         )
         inject_adapter_in_model(configuration, model)
 
 
-def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
-    """What the optimiser changes and a checkpoint keeps, by name: the adapter's parameters where there is one."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+def frozen_copy(model: PreTrainedModel, *, shared: bool) -> PreTrainedModel:
+    """The model as it is now, for good; to be called before `add_adapter`.
+
+    `shared`: on the very same weights in memory, which an adapter does not change.
+    """
+    memo = {id(parameter): parameter for parameter in model.parameters()} if shared else {}
+    return copy.deepcopy(model, memo).requires_grad_(False)
 
 
 def export_adapter(
-    config: PreTrainedConfig,
-    shapes: Mapping[str, torch.Size],
-    load: Callable[[str], torch.Tensor],
-    alpha: float,
-    path: Path,
-    domain: Domain,
+    config: PreTrainedConfig, weights: Mapping[str, torch.Tensor], alpha: float, path: Path, domain: Domain
 ) -> Path:
-    """Writes an adapter as GGUF, durably, to the new file `path`.
+    """Writes an adapter as GGUF, durably, to the new file `path`; `weights` are what a checkpoint of it holds.
 
-    `shapes` are those of `trained_parameters`, `load` gives one of them. In f32 for the domain f32, else in f16: blocks
-    of q8_0 are wider than most ranks, and an adapter is small. Raises as `gguf_export.export_weights` does.
+    In f32 for the domain f32, else in f16: blocks of q8_0 are wider than most ranks, and an adapter is small. Raises as
+    `gguf_export.export_weights` does.
     """
     architecture = architecture_of(config)
     writer = gguf.GGUFWriter(None, architecture.name)
@@ -123,15 +125,15 @@ def export_adapter(
     stored: Domain = "f32" if domain == "f32" else "f16"
     writer.add_file_type(FILE_TYPES[stored])
     tensors = []
-    for name, shape in shapes.items():
+    for name, weight in weights.items():
         target, part = _target(name)
         heads = rotated_heads(target, config) if part == "lora_b" else None  # A's rows are of the rank, not of heads
         tensors.append(
             StoredTensor(
                 f"{gguf_tensor_name(target, architecture)}.{part}",
-                shape,
-                encoding_of(shape, stored),
-                partial(load, name),
+                weight.shape,
+                encoding_of(weight.shape, stored),
+                partial(weights.__getitem__, name),
                 heads,
             )
         )
@@ -139,9 +141,11 @@ def export_adapter(
 
 
 class MergedWeights(Mapping[str, torch.Tensor]):
-    """The base's parameters with an adapter added, one at a time, in float32. `base` is open as long as this is used."""
+    """The base's parameters (`names`) with an adapter added, one at a time, in float32. `base` must stay open."""
 
-    def __init__(self, base: Weights, names: Mapping[str, Any], adapter: Mapping[str, torch.Tensor], alpha: float) -> None:
+    def __init__(
+        self, base: Weights, names: Mapping[str, Any], adapter: Mapping[str, torch.Tensor], alpha: float
+    ) -> None:
         self._base = base
         self._names = names
         self._alpha = alpha

@@ -166,7 +166,7 @@ def rotated_heads(name: str, config: PreTrainedConfig) -> int | None:
 def rope_factors(config: PreTrainedConfig) -> torch.Tensor | None:
     """What llama.cpp divides each pair's frequency by, float32 [head_dim / 2]; None when nothing is divided.
 
-    With wavelength w = 2 pi theta^(2i/d), context L, factor f, and the bounds a = low_freq_factor, b = high_freq_factor:
+    With wavelength w = 2 pi theta^(2i/d), context L, factor f, bounds a = low_freq_factor and b = high_freq_factor:
     1 where w < L/b, f where w > L/a, and between them 1 / ((1 - s) / f + s) with s = (L/w - a) / (b - a).
     """
     rope = rope_of(config)

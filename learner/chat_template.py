@@ -129,4 +129,3 @@ def _render(template: str, markers: Mapping[str, str], messages: Sequence[tuple[
         **markers,
     )
     return str(rendered[0][0])
-

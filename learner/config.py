@@ -114,6 +114,9 @@ class TrainSettings(Settings):
     gradient_checkpointing: Annotated[
         bool, Field(description="compute activations twice instead of keeping them: slower, less memory")
     ] = False
+    process_seconds: Annotated[
+        float, Field(ge=5, le=86_400, description="how long the processes of one learner wait for each other")
+    ] = 300.0
 
 
 class AdapterSettings(Settings):

@@ -84,10 +84,11 @@ class FakeTrainer:
             return None
         return self._disk.checkpoints[max(self._disk.checkpoints)]
 
-    async def export(self, epoch: int, version: int) -> Path:
+    async def export(self, epoch: int, version: int, *, adapter: bool = False) -> Path:
         """Bytes that depend on the version alone. Raises KeyError for a checkpoint that was never saved."""
         await trio.sleep(self._export_seconds)
         progress = self._disk.checkpoints[epoch, version]
-        block = hashlib.sha256(f"{progress.run} {version}".encode()).digest()
-        data = (block * (self._snapshot_bytes // len(block) + 1))[: self._snapshot_bytes]
+        block = hashlib.sha256(f"{progress.run} {version}{' adapter' if adapter else ''}".encode()).digest()
+        size = self._snapshot_bytes // (4 if adapter else 1)
+        data = (block * (size // len(block) + 1))[:size]
         return self._write(f"{progress.run}-{epoch}-{version}.gguf", data)

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .batch import BatchArrays
+from echo2.p2p.daemon import EXIT_FAILED
+
 from .config import ObjectiveSettings, TrainSettings
 from .loss import objective_of
+from .orders import END, FORGET, NOTHING, READ, SPREAD, STEP, WRITE, unpack_step
 from .products import products_in
-from .ranks import END, NOTHING, Ranks
+from .ranks import Ranks
 from .training_state import TrainingState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from .launch import Place
-
-SPREAD, STEP, READ, WRITE, FORGET = "spread", "step", "read", "write", "forget"
-"""The orders of `trainer`. Each is one call of the same name on every process's `TrainingState`."""
-
-MINIBATCH = "minibatch"
 
 log = logging.getLogger(__name__)
 
 
 def serve(place: Place, *, seconds: float, threads: int) -> None:
-    """Take orders until the first process says it is the end. Raises RuntimeError when it is gone."""
+    """Take orders until the first process says it is the end; end the process when anything goes wrong."""
     torch.set_num_threads(threads)
+    try:
+        _serve(place, seconds)
+    except Exception:
+        log.exception("process %d of %d of the learner failed", place.rank, place.size)
+        os._exit(EXIT_FAILED)  # an orderly end would wait for the others, who wait for this one
+
+
+def _serve(place: Place, seconds: float) -> None:
     ranks = Ranks(place, seconds=seconds)
     log.info("process %d of %d is ready on %s", place.rank, place.size, ranks.device)
     state: TrainingState | None = None
@@ -47,45 +52,27 @@ def serve(place: Place, *, seconds: float, threads: int) -> None:
             _obey(state, order, words, arrays)
 
 
-def step_order(arrays: BatchArrays, minibatches: Sequence[NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
-    """What a helper needs of a batch: not who made its rollouts."""
-    parts = {f"{MINIBATCH}{index}": rows for index, rows in enumerate(minibatches)}
-    return parts | {
-        "tokens": arrays.tokens,
-        "mask": arrays.mask,
-        "sampler_logprobs": arrays.sampler_logprobs,
-        "advantages": arrays.advantages,
-        "temperature": arrays.temperature,
-        "group": arrays.group,
-    }
-
-
 def _spread(words: Mapping[str, Any], ranks: Ranks) -> TrainingState:
     return TrainingState.spread(
         words["model"],
-        objective_of(ObjectiveSettings.model_validate(words["objective"])),
-        TrainSettings.model_validate(words["train"]),
+        objective_of(ObjectiveSettings.model_validate_json(words["objective"])),
+        TrainSettings.model_validate_json(words["train"]),
         ranks,
         reference=words["reference"],
     )
 
 
-def _obey(
-    state: TrainingState, order: str, words: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-) -> None:
-    match order:
-        case "step":
-            minibatches = [arrays[f"{MINIBATCH}{index}"] for index in range(words["minibatches"])]
-            whole = {name: array for name, array in arrays.items() if not name.startswith(MINIBATCH)}
-            batch = BatchArrays(**whole, nodes=(), keys=(), groups_without_spread=0)
-            with products_in(words["dtype"]):
-                state.step(batch, minibatches, lambda: None)
-        case "read":
-            state.read(words["name"], words["key"])
-        case "write":
-            scalar = torch.tensor(words["scalar"]) if words["scalar"] is not None else None
-            state.write(words["name"], words["key"], scalar, scalar=scalar is not None)
-        case "forget":
-            state.forget()
-        case _:
-            raise RuntimeError(f"an order this version does not know: {order}")
+def _obey(state: TrainingState, order: str, words: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    if order == STEP:
+        batch, minibatches = unpack_step(arrays)
+        with products_in(words["dtype"]):
+            state.step(batch, minibatches, lambda: None)
+    elif order == READ:
+        state.read(words["name"], words["key"])
+    elif order == WRITE:
+        scalar = None if words["scalar"] is None else torch.tensor(words["scalar"])
+        state.write(words["name"], words["key"], scalar)
+    elif order == FORGET:
+        state.forget()
+    else:
+        raise RuntimeError(f"an order that this version does not know: {order}")

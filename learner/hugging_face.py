@@ -63,9 +63,7 @@ def prepare_folder(source: Path, folder: Path, name: str | None = None) -> Model
         write_model_card(folder, card)
         load_vocabulary(folder)
         dtypes = {each: weights.dtype(each) or torch.float32 for each in shapes}
-        write_weights(
-            folder / WEIGHTS_FILE, {each: (shapes[each], dtypes[each]) for each in shapes}, weights.tensor
-        )
+        write_weights(folder / WEIGHTS_FILE, {each: (shapes[each], dtypes[each]) for each in shapes}, weights.tensor)
     return card
 
 
@@ -87,7 +85,9 @@ def _config(folder: Path) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{folder / CONFIG_FILE} cannot be used: {str(error).strip().splitlines()[0]}") from error
+        raise ConfigurationError(
+            f"{folder / CONFIG_FILE} cannot be used: {str(error).strip().splitlines()[0]}"
+        ) from error
     return config
 
 
@@ -162,7 +162,9 @@ def _card(
             special_ids=tuple(sorted(added["id"] for added in tokenizer["added_tokens"] if added["special"])),
         )
     except ValueError as error:
-        raise ConfigurationError(f"{source} does not make a model card: {' '.join(str(error).split())[:300]}") from error
+        raise ConfigurationError(
+            f"{source} does not make a model card: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
 def _stop_ids(source: Path, config: PreTrainedConfig) -> tuple[int, ...]:

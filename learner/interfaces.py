@@ -121,5 +121,8 @@ class Trainer(Protocol):
         The epoch returned is the highest ever begun here, damaged checkpoints included: what follows must be above it.
         """
 
-    async def export(self, epoch: int, version: int) -> Path:
-        """The snapshot (GGUF, a new file) of a checkpoint that `save` made: what is published is what is durable."""
+    async def export(self, epoch: int, version: int, *, adapter: bool = False) -> Path:
+        """The snapshot (GGUF, a new file) of a checkpoint that `save` made: what is published is what is durable.
+
+        With `adapter` only the adapter that is trained, to go on the base model; else always the whole model.
+        """

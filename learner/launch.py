@@ -76,6 +76,7 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
 
 def first_place(size: int, home: Path) -> Place:
     """The place of the process that starts `size` - 1 others on this machine. Its `home` is locked. Raises OSError."""
+    home.mkdir(parents=True, exist_ok=True)
     store = home.resolve() / STORE_FILE
     store.unlink(missing_ok=True)  # what the processes of before wrote would be taken for these ones' words
     _talk_over_loopback(os.environ)

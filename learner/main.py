@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from contextlib import closing
 from functools import partial
@@ -29,12 +31,15 @@ from echo2.p2p.identity import load_or_create_identity
 
 from .boards import open_metrics
 from .config import IDENTITY_FILE, SNAPSHOTS_FOLDER, LearnerConfig, load_config
+from .launch import PROCESSES_MAX, follow_first, place_in
 from .prepare import MODEL_NAMES, prepare, prepare_from
 from .service import LearnerService
+from .team import open_team
 
 if TYPE_CHECKING:
     from echo2.p2p.identity import Identity
 
+    from .launch import Place
     from .metrics_log import MetricsLog
     from .trainer import TorchTrainer
 
@@ -91,19 +96,47 @@ def check(config: Annotated[Path, typer.Option(help="the settings file")] = Path
 @app.command()
 def run(
     config: Annotated[Path, typer.Option(help="the settings file")] = Path("learner.toml"),
+    processes: Annotated[
+        int, typer.Option(min=1, max=PROCESSES_MAX, help="processes the model is spread over; with GPUs, one each")
+    ] = 1,
     log_level: Annotated[str, typer.Option(help=", ".join(LOG_LEVELS))] = "info",
 ) -> None:
-    """Train, publish and serve snapshots until stopped (SIGTERM or Ctrl-C); started again, it goes on where it was."""
+    """Train, publish and serve snapshots until stopped (SIGTERM or Ctrl-C); started again, it goes on where it was.
+
+    On several machines, torchrun starts it in place of --processes: torchrun ... -m echo2.learner run --config ...
+    """
     if log_level not in LOG_LEVELS:
         raise ConfigurationError(f"--log-level {log_level} is not one of {', '.join(LOG_LEVELS)}")
     settings = load_config(config)
+    place = place_in(os.environ)
+    if place is not None and place.rank > 0:
+        configure_logging(f"echo2-learner {place.rank}", log_level)
+        _help(place, settings)
+        return
     configure_logging("echo2-learner", log_level)
     with stoppable(), lock_state_dir(settings.home):
         key = load_or_create_identity(settings.identity_path)
-        from .trainer import TorchTrainer  # here: a mistake in the settings is told before the seconds torch takes
+        with (
+            open_team(
+                place,
+                processes,
+                home=settings.home,
+                arguments=sys.argv[1:],
+                seconds=settings.train.process_seconds,
+            ) as team,
+            closing(open_metrics(settings, peer=key.peer_id)) as metrics,
+        ):
+            from .trainer import TorchTrainer  # here: a mistake in the settings is told before the seconds torch takes
 
-        with closing(open_metrics(settings, peer=key.peer_id)) as metrics:
-            run_daemon(partial(_serve, settings, key, TorchTrainer(settings), metrics))
+            run_daemon(partial(_serve, settings, key, TorchTrainer(settings, team), metrics))
+
+
+def _help(place: Place, config: LearnerConfig) -> None:
+    """The part of a process that is not the first: to compute what that one orders."""
+    follow_first(place)
+    from .helper import serve
+
+    serve(place, seconds=config.train.process_seconds, threads=config.threads)
 
 
 async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer, metrics: MetricsLog) -> None:

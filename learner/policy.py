@@ -93,29 +93,31 @@ def packed_logprobs(
     """log softmax(logits / T) of a pack's sampled tokens, float32 [M], and the entropy in nats or zeros.
 
     `targets` int64 [M] are those tokens, `temperature` float32 [M] each one's; logits exist for `chunk` of them at
-    once. The numbers of `token_logprobs` on padded rows, up to rounding. Raises ConfigurationError for a model whose
-    attention cannot be replaced.
+    once. The numbers of `token_logprobs` on padded rows, up to rounding; on the CPU, wherever the model is, since what
+    is done with them is little. Raises ConfigurationError for a model whose attention cannot be replaced.
     """
     if model.config._attn_implementation != PACKED:
         try:
             model.set_attn_implementation(PACKED)
         except ValueError as error:
             raise ConfigurationError(f"this model's attention cannot be packed: {_first_line(error)}") from error
+    device = model.device
     hidden = model.get_decoder()(
-        input_ids=torch.from_numpy(pack.tokens)[None],
-        position_ids=torch.from_numpy(pack.positions)[None],
+        input_ids=torch.from_numpy(pack.tokens)[None].to(device),
+        position_ids=torch.from_numpy(pack.positions)[None].to(device),
         use_cache=False,
         layout=Layout(pack.lengths, pack.alone),
     ).last_hidden_state[0]
     weight = model.get_output_embeddings().weight
-    return chunked_logprobs(
-        hidden.index_select(0, torch.from_numpy(pack.source)),
+    logprobs, spread = chunked_logprobs(
+        hidden.index_select(0, torch.from_numpy(pack.source).to(device)),
         weight,
-        targets,
-        temperature,
+        targets.to(device),
+        temperature.to(device),
         chunk=chunk,
         entropy=entropy,
     )
+    return logprobs.cpu(), spread.cpu()
 
 
 def pad_tokens(rows: list[list[int]]) -> Tensor:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from echo2.p2p.identity import Identity
-    from echo2.p2p.store import SnapshotStore
+    from echo2.p2p.store import Snapshot, SnapshotStore
 
     from .interfaces import Trainer
     from .link import CoordinatorLink
@@ -34,7 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Publishes what it is offered, one at a time; of several that wait, only the newest."""
+    """Publishes what it is offered, one at a time; of several that wait, only the newest.
+
+    With `adapters`, version 0 is published whole and later ones as adapters on it: as long as the store holds it.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,10 @@ class Publisher:
         store: SnapshotStore,
         link: CoordinatorLink,
         wall: Callable[[], float],
+        adapters: bool = False,
     ) -> None:
         self._identity = identity
+        self._adapters = adapters
         self._run = run
         self._domain = domain
         self._trainer = trainer
@@ -125,7 +130,10 @@ class Publisher:
         return True
 
     async def _make(self, epoch: int, version: int) -> PublishRequest:
-        path = await self._trainer.export(epoch, version)
+        base = self._base() if self._adapters and version > 0 else None
+        if self._adapters and version > 0 and base is None:
+            log.warning("version 0 is not in the snapshot folder any more: version %d is published whole", version)
+        path = await self._trainer.export(epoch, version, adapter=base is not None)
         previous = self._store.accepted(self._identity.peer_id, self._run)
         manifest = make_manifest(
             await self._store.measure(path),
@@ -136,14 +144,29 @@ class Publisher:
             domain=self._domain,
             previous_hash=previous.manifest_hash if previous else None,
             created_seconds=self._wall(),
+            base_hash=None if base is None else base.manifest_hash,
         )
         signed = self._identity.sign("manifest", manifest)
         await self._store.adopt(signed, manifest, path)
         await self._store.accept(manifest, payload_hash(signed))
         return PublishRequest(manifest=signed)
 
+    def _base(self) -> Snapshot | None:
+        """Version 0, which a run with adapters keeps as long as it lasts: what nodes put the adapters on."""
+        for snapshot in reversed(self._store.snapshots()):
+            manifest = snapshot.manifest
+            if (manifest.run, manifest.publisher) == (self._run, self._identity.peer_id) and manifest.version == 0:
+                return snapshot
+        return None
+
     async def _discard_old(self) -> None:
-        for snapshot in self._store.snapshots()[:-SNAPSHOTS_KEPT]:
+        snapshots = self._store.snapshots()
+        base = self._base() if self._adapters else None
+        # Also the one under which adapters were published before a restart: nodes may be downloading it.
+        needed = {snapshot.manifest.base_hash for snapshot in snapshots} | {base.manifest_hash if base else None}
+        for snapshot in snapshots[:-SNAPSHOTS_KEPT]:
+            if snapshot.manifest_hash in needed:
+                continue
             try:
                 await self._store.discard(snapshot.manifest_hash)
             except (OSError, Echo2Error) as error:

@@ -71,7 +71,7 @@ def encoded(weight: torch.Tensor, encoding: Encoding) -> Iterator[memoryview]:
     """
     rows = weight.detach().reshape(-1, weight.shape[-1]) if weight.ndim > 1 else weight.detach().reshape(1, -1)
     step = max(1, PIECE_ELEMENTS // max(rows.shape[1], 1))
-    for piece in rows.split(step):
+    for piece in torch.split(rows, step):
         piece = piece.to("cpu")
         if encoding.kind == gguf.GGMLQuantizationType.Q8_0:
             data = q8_0(piece.float())

@@ -93,7 +93,14 @@ class LearnerService:
         self._metrics = metrics
         self._link = CoordinatorLink(transport, coordinator, run, name="learner")
         self._publisher = Publisher(
-            identity=identity, run=run, domain=config.domain, trainer=trainer, store=store, link=self._link, wall=wall
+            identity=identity,
+            run=run,
+            domain=config.domain,
+            trainer=trainer,
+            store=store,
+            link=self._link,
+            wall=wall,
+            adapters=config.adapter is not None,
         )
         self._state = "joining"
         self._run_state = "running"

@@ -97,7 +97,7 @@ def fill(sharded: Tensor, value: Tensor | None, ranks: Ranks) -> None:
     assert isinstance(sharded, DTensor)
     whole = torch.empty(sharded.shape, dtype=sharded.dtype, device=ranks.device)
     if value is not None:
-        whole.copy_(value)
+        whole.copy_(value.detach())
     pieces = distribute_tensor(whole, ranks.mesh, sharded.placements, src_data_rank=0)
     with torch.no_grad():
         sharded.to_local().copy_(pieces.to_local())

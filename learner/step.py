@@ -171,7 +171,7 @@ class TrainingStep:
         )
 
     def _measure(self, rows: NDArray[np.int64]) -> None:
-        """pi_learner,old, the reference and the entropy of these rows, without gradient; all processes then know them."""
+        """pi_learner,old, reference and entropy of these rows, without gradient; all processes then know them."""
         self._measure_rounds(self._rounds(rows))
         self._merge(rows)
 

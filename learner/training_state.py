@@ -107,17 +107,14 @@ class TrainingState:
         value: Tensor = self.optimizer.state[parameter][key] if key else parameter
         return (value if self._ranks is None else _sharded().whole(value)).detach().cpu()
 
-    def write(self, name: str, key: str, value: Tensor | None, *, scalar: bool = False) -> None:
-        """Set what `read` gives. The first process has the value; the others None, but for a scalar, which all have."""
-        parameter = self.parameters[name]
-        target = parameter
+    def write(self, name: str, key: str, value: Tensor | None) -> None:
+        """Set what `read` gives. Of a tensor only the first process has the value; of a number all have it."""
+        parameter = target = self.parameters[name]
+        if key and value is not None and not value.ndim:
+            self.optimizer.state[parameter][key] = value.clone()
+            return
         if key:
-            kept = self.optimizer.state[parameter]
-            if scalar:
-                assert value is not None
-                kept[key] = value.clone()
-                return
-            target = kept[key] = torch.zeros_like(parameter)
+            target = self.optimizer.state[parameter][key] = torch.zeros_like(parameter)
         if self._ranks is not None:
             _sharded().fill(target, value, self._ranks)
         else:

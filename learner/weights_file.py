@@ -91,7 +91,7 @@ def write_weights(
     with path.open("xb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, (_, dtype) in tensors.items():
-            file.write(memoryview(load(name).detach().to(dtype).contiguous().view(-1).view(torch.uint8).numpy()))
+            file.write(load(name).detach().to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
 

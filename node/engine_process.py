@@ -89,18 +89,17 @@ class _Server:
             return _no("engine", error)
 
     def _load(self, request: dict[str, Any]) -> None:
-        """A snapshot that is in memory already is not read again when only its adapter is another one."""
+        """A snapshot that is in memory already is not read again: only its adapter is another one."""
         snapshot = (request["path"], request["sha256"])
         adapter = request["adapter"]
         if adapter is not None:
             _verify(Path(adapter[0]), adapter[1])
-        if adapter is None or snapshot != self._snapshot:
+        if snapshot != self._snapshot:
             self._snapshot = None
             _verify(Path(request["path"]), request["sha256"])
             self._engine.load(Path(request["path"]))
             self._snapshot = snapshot
-        if adapter is not None:
-            self._engine.adapt(Path(adapter[0]))
+        self._engine.adapt(None if adapter is None else Path(adapter[0]))
 
 
 def _verify(path: Path, sha256: bytes) -> None:

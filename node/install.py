@@ -7,13 +7,15 @@ used without a download.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from echo2.p2p.channel import request
 from echo2.p2p.errors import ProtocolError, Refused, StorageFailed, Unreachable
+from echo2.p2p.manifest import accept_manifest
 from echo2.p2p.messages import ManifestReply, ManifestRequest
 
-from .engine import EngineFailed, SnapshotRefused
+from .engine import AdapterFile, EngineFailed, SnapshotRefused
 from .lifecycle import Blocked, Cleared, Installed, may_install
 from .limits import Backoff
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from echo2.p2p.broadcast import Broadcaster
     from echo2.p2p.join import JoinString
-    from echo2.p2p.messages import PoolNotice
+    from echo2.p2p.messages import Manifest, PoolNotice
     from echo2.p2p.store import Snapshot, SnapshotStore
     from echo2.p2p.transport import Transport
 
@@ -102,6 +104,8 @@ class Installer:
             theirs = (manifest.run, manifest.publisher)
             if theirs != (membership.descriptor.run, membership.descriptor.learner.peer):
                 continue
+            if manifest.base_hash is not None and self._base_of(manifest) is None:
+                continue  # fetched again, with its base, when the notice comes
             if await self._use(snapshot):
                 log.info("using snapshot %d from disk", manifest.version)
                 return
@@ -113,18 +117,55 @@ class Installer:
             self._situation.late = self._broadcaster.late
 
     async def _fetch(self, membership: Membership, notice: PoolNotice) -> Snapshot:
+        """What the notice names; an adapter's base before it, since that one is worth nothing by itself."""
         assert notice.manifest_hash is not None
-        ask = ManifestRequest(run=membership.descriptor.run, manifest_hash=notice.manifest_hash)
-
-        async def refresh() -> ManifestReply:
-            return await request(self._transport, self._join.coordinator, "manifest", ask, ManifestReply)
-
-        return await self._broadcaster.fetch(
-            await refresh(),
-            publisher=membership.descriptor.learner.peer,
-            run=membership.descriptor.run,
-            refresh=refresh,
+        run, publisher = membership.descriptor.run, membership.descriptor.learner.peer
+        reply = await self._ask_manifest(run, notice.manifest_hash)
+        manifest, _ = accept_manifest(
+            reply.manifest,
+            publisher=publisher,
+            run=run,
+            highest=self._store.accepted(publisher, run),
             coordinator_time_seconds=notice.coordinator_time_seconds,
+        )
+        base_hash = manifest.base_hash
+        if base_hash is not None and self._base_of(manifest) is None:
+            await self._broadcaster.fetch(
+                await self._ask_manifest(run, base_hash),
+                publisher=publisher,
+                run=run,
+                refresh=partial(self._ask_manifest, run, base_hash),
+                vouched=base_hash,
+            )
+            reply = await self._ask_manifest(run, notice.manifest_hash)  # that took a while: a plan of now
+        return await self._broadcaster.fetch(
+            reply,
+            publisher=publisher,
+            run=run,
+            refresh=partial(self._ask_manifest, run, notice.manifest_hash),
+            coordinator_time_seconds=notice.coordinator_time_seconds,
+        )
+
+    async def _ask_manifest(self, run: str, manifest_hash: bytes) -> ManifestReply:
+        ask = ManifestRequest(run=run, manifest_hash=manifest_hash)
+        return await request(self._transport, self._join.coordinator, "manifest", ask, ManifestReply)
+
+    def _base_of(self, manifest: Manifest) -> Snapshot | None:
+        """The whole snapshot that an adapter belongs to, when it is here."""
+        here = self._store.snapshots()
+        return next((known for known in here if known.manifest_hash == manifest.base_hash), None)
+
+    async def _load(self, snapshot: Snapshot) -> None:
+        """A whole snapshot, or an adapter with its base. Raises as the engine does."""
+        manifest = snapshot.manifest
+        if manifest.base_hash is None:
+            await self._engine.load(snapshot.path, manifest.snapshot_sha256)
+            return
+        base = self._base_of(manifest)
+        if base is None or base.manifest.kind != "full":
+            raise SnapshotRefused(f"the base of adapter {manifest.version} is not here")
+        await self._engine.load(
+            base.path, base.manifest.snapshot_sha256, AdapterFile(snapshot.path, manifest.snapshot_sha256)
         )
 
     async def _use(self, snapshot: Snapshot) -> bool:
@@ -136,7 +177,7 @@ class Installer:
                 # A learner that resumed publishes the same bytes under a higher epoch: nothing to load.
                 if current is None or current.manifest.snapshot_sha256 != manifest.snapshot_sha256:
                     with situation.engine_at(f"loading snapshot {manifest.version}"):
-                        await self._engine.load(snapshot.path, manifest.snapshot_sha256)
+                        await self._load(snapshot)
             except SnapshotRefused as error:
                 self._refused.add(snapshot.manifest_hash)
                 situation.failed(f"snapshot {manifest.version} cannot be used", error)
@@ -160,10 +201,14 @@ class Installer:
         return True
 
     async def _tidy(self) -> None:
-        """Keep the newest few, the one in use among them: the rest serve nobody."""
+        """Keep the newest few, the one in use and its base among them: the rest serve nobody."""
         snapshots = self._store.snapshots()
-        for snapshot in snapshots[: max(len(snapshots) - self._snapshots_kept, 0)]:
-            if self._situation.installed is not None and snapshot.path == self._situation.installed.path:
+        kept = snapshots[-self._snapshots_kept :]
+        needed = {snapshot.manifest.base_hash for snapshot in kept}
+        if self._situation.installed is not None:
+            needed |= {self._situation.installed.manifest_hash, self._situation.installed.manifest.base_hash}
+        for snapshot in snapshots[: -self._snapshots_kept]:
+            if snapshot.manifest_hash in needed:
                 continue
             try:
                 await self._store.discard(snapshot.manifest_hash)

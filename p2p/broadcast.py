@@ -106,9 +106,12 @@ class Broadcaster:
         run: str,
         refresh: Callable[[], Awaitable[ManifestReply]] | None = None,
         coordinator_time_seconds: float | None = None,
+        vouched: bytes | None = None,
     ) -> Snapshot:
         """Verify, download and install in the store the snapshot the coordinator named.
 
+        `vouched` is the manifest hash that an accepted manifest names as its base: that one, and no other, is taken
+        although it is older than what was accepted, and may have expired.
         Raises ProtocolError (StaleManifest, BadSignature, ...) when it must not be had, BadChunk when the whole is not
         what its manifest names, Unreachable when it could not be had for now, Refused when the coordinator no longer
         wants us to have it, StorageFailed when our disk does not take it. Chunks verified by then are kept, and the
@@ -118,9 +121,11 @@ class Broadcaster:
             reply.manifest,
             publisher=publisher,
             run=run,
-            highest=self.store.accepted(publisher, run),
-            coordinator_time_seconds=coordinator_time_seconds,
+            highest=None if vouched is not None else self.store.accepted(publisher, run),
+            coordinator_time_seconds=None if vouched is not None else coordinator_time_seconds,
         )
+        if vouched is not None and manifest_hash != vouched:
+            raise SchemaViolation("this is another snapshot than the base that was asked for")
         plan = self._open_plan(reply, manifest, manifest_hash)
         await self.store.accept(manifest, manifest_hash)
         here = await self._already_here(reply.manifest, manifest, manifest_hash)

@@ -33,15 +33,19 @@ def make_manifest(
     domain: Literal["f32", "f16", "bf16", "q8_0"],
     previous_hash: bytes | None,
     created_seconds: float,
+    base_hash: bytes | None = None,
 ) -> Manifest:
-    """Describe a whole snapshot whose bytes hash to `content` (`SnapshotStore.measure`); the learner signs it."""
+    """Describe a snapshot whose bytes hash to `content` (`SnapshotStore.measure`); the learner signs it.
+
+    With `base_hash`, the hash of a whole snapshot's manifest, the bytes are an adapter on that snapshot.
+    """
     manifest = Manifest(
         run=run,
         publisher=publisher,
         epoch=epoch,
         version=version,
-        kind="full",
-        base_hash=None,
+        kind="full" if base_hash is None else "adapter",
+        base_hash=base_hash,
         anchor_hash=None,
         codec="raw",
         domain=domain,
@@ -74,8 +78,14 @@ def check_manifest(
             f"{manifest.length_bytes} bytes are {chunks} chunks of {manifest.chunk_bytes}, "
             f"but {len(manifest.chunk_sha256)} bytes of hashes came"
         )
-    if manifest.kind != "full" or manifest.codec != "raw" or manifest.base_hash or manifest.anchor_hash:
-        raise SchemaViolation(f"this version takes whole raw snapshots, not {manifest.kind} in {manifest.codec}")
+    if manifest.kind == "delta" or manifest.codec != "raw" or manifest.anchor_hash:
+        raise SchemaViolation(
+            f"this version takes whole raw snapshots and adapters, not {manifest.kind} in {manifest.codec}"
+        )
+    if (manifest.kind == "adapter") != (manifest.base_hash is not None):
+        raise SchemaViolation(
+            f"a manifest of the kind {manifest.kind} {'without' if manifest.kind == 'adapter' else 'with'} a base"
+        )
     if manifest.expires_seconds <= manifest.created_seconds:
         raise SchemaViolation("the manifest expires before it was created")
     if coordinator_time_seconds is not None and coordinator_time_seconds >= manifest.expires_seconds:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 DATASET = "letter_counting"
 DATASET_OPTIONS: dict[str, Any] = {}
-TRAIN_SIZE, HELDOUT_SIZE = 2000, 64
+TRAIN_SIZE = 2000
+HELDOUT, HELDOUT_QUICK = 64, 4
 TOKENS_MAX = 32
 R, N, KAPPA, S = 32, 8, 2, 3
 LEARNING_RATE = 1e-5
@@ -44,11 +45,11 @@ POLL_SECONDS = 0.2
 WEIGHTS = "weights.safetensors"
 
 
-def make_task() -> Any:
+def make_task(heldout: int) -> Any:
     """The task itself, in this process: the judge's and TRL's rewards. (Ours are given by the coordinator's worker.)"""
     from echo2.tasks.reasoning_gym_task import ReasoningGymTask
 
-    task = ReasoningGymTask(DATASET, DATASET_OPTIONS, train_size=TRAIN_SIZE, heldout_size=HELDOUT_SIZE)
+    task = ReasoningGymTask(DATASET, DATASET_OPTIONS, train_size=TRAIN_SIZE, heldout_size=heldout)
     task.prepare()
     return task
 
@@ -56,7 +57,7 @@ def make_task() -> Any:
 # ours
 
 
-def run_ours(out: Path, steps: int) -> None:
+def run_ours(out: Path, steps: int, heldout: int) -> None:
     """The demo's processes on this task. Sets each version's weights aside as soon as its checkpoint is there."""
     from echo2.coordinator import demo
     from echo2.coordinator.demo_options import DemoOptions, Places, Preset, coordinator_settings
@@ -83,7 +84,7 @@ def run_ours(out: Path, steps: int) -> None:
     places = Places(out / "ours")
 
     def settings(*arguments: Any, **named: Any) -> str:
-        task = {"dataset": DATASET, "train_size": TRAIN_SIZE, "heldout_size": HELDOUT_SIZE}
+        task = {"dataset": DATASET, "train_size": TRAIN_SIZE, "heldout_size": heldout}
         lines = [f"{key} = {json.dumps(value)}" for key, value in task.items()]
         lines += ["[run.task_options.dataset_options]", *(f"{k} = {json.dumps(v)}" for k, v in DATASET_OPTIONS.items())]
         return "\n".join([coordinator_settings(*arguments, **named), "[run.task_options]", *lines, ""])
@@ -134,7 +135,7 @@ def run_trl(out: Path, steps: int, threads: int) -> None:
 
     torch.set_num_threads(threads)
     folder = out / "ours" / "work" / "model"
-    card, task = load_model_card(folder), make_task()
+    card, task = load_model_card(folder), make_task(HELDOUT)
     end = "<|im_end|>"
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), eos_token=end, pad_token=end, padding_side="left"
@@ -200,7 +201,7 @@ def run_trl(out: Path, steps: int, threads: int) -> None:
 # the judge
 
 
-def judge(out: Path, threads: int, prompts_max: int) -> dict[str, dict[int, float]]:
+def judge(out: Path, threads: int, heldout: int) -> dict[str, dict[int, float]]:
     """Mean held-out reward of each version of each side; version 0, the base model, is the same for both."""
     import torch
     from safetensors.torch import load_file
@@ -211,10 +212,10 @@ def judge(out: Path, threads: int, prompts_max: int) -> dict[str, dict[int, floa
 
     torch.set_num_threads(threads)
     folder = out / "ours" / "work" / "model"
-    card, task = load_model_card(folder), make_task()
+    card, task = load_model_card(folder), make_task(heldout)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
-    prompts = [task.prompt("heldout", index) for index in range(min(prompts_max, HELDOUT_SIZE)) for _ in range(SAMPLES)]
+    prompts = [task.prompt("heldout", index) for index in range(heldout) for _ in range(SAMPLES)]
     texts = [card.prompt_prefix + prompt.text + card.prompt_suffix for prompt in prompts]
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     stop = card.stop_ids[0]
@@ -293,16 +294,17 @@ def main() -> None:
     parser.add_argument("--part", choices=["ours", "trl", "judge"], help="only this part of an earlier --out")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="TRL's and the judge's")
     arguments = parser.parse_args()
-    out, steps = arguments.out.absolute(), STEPS_QUICK if arguments.quick else STEPS
+    out = arguments.out.absolute()
+    steps, heldout = (STEPS_QUICK, HELDOUT_QUICK) if arguments.quick else (STEPS, HELDOUT)
     out.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(out).free < (1 + steps / KAPPA) * 2 * 6e8:
         raise SystemExit(f"{out}: the weights of all versions do not fit on this disk")
     if arguments.part == "ours":
-        run_ours(out, steps)
+        run_ours(out, steps, heldout)
     elif arguments.part == "trl":
         run_trl(out, steps, arguments.threads)
     elif arguments.part == "judge":
-        curves = judge(out, arguments.threads, 4 if arguments.quick else HELDOUT_SIZE)
+        curves = judge(out, arguments.threads, heldout)
         (out / "curves.json").write_text(json.dumps(curves))
         print(json.dumps(compare(out, curves)))
     else:

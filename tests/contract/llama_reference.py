@@ -1,4 +1,4 @@
-"""llama.cpp as the judge of what was exported: its token ids and its log-probabilities, computed as exactly as it can."""
+"""llama.cpp as the judge of what was exported: its token ids and its log-probabilities, as exact as it can be."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Hugging Face folders of every architecture that may be trained: real in all but their size."""
 
+# ruff: noqa: RUF001 - letters that look like others are what is tested
+
 from __future__ import annotations
 
 import functools
@@ -28,7 +30,8 @@ CHATML_TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
 LLAMA3_TEMPLATE = """\
-{{- bos_token }}{{- '<|start_header_id|>system<|end_header_id|>\\n\\nToday: ' + strftime_now('%d %b %Y') + '<|eot_id|>' }}
+{{- bos_token }}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\nToday: ' + strftime_now('%d %b %Y') + '<|eot_id|>' }}
 {%- for message in messages %}
 {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
 {%- endfor %}
@@ -48,17 +51,46 @@ ALPHABETS = {
     "spaces": "      \t\t\n\n\r\v\f\u00a0\u2003\u3000\u200b\u2028\u0085",
     "marks": "áẽn̈o̊q̣̇ç̧ṩ̣‍҈⃝",
     "emoji": "😀🎉👍🏽👩‍💻👨‍👩‍👧‍👦🏳️‍🌈🇫🇷🇩🇪❤️1️⃣☺⚡",
-    "punctuation": "!\"#$%&()*+,-./:;<=>?@[]^_`{|}~¡¿«»“”‘’—…·¶§©®™€£¥°±×÷",
+    "punctuation": '!"#$%&()*+,-./:;<=>?@[]^_`{|}~¡¿«»“”‘’—…·¶§©®™€£¥°±×÷',
     "odd": "\x00\x01\x1b\x7f\ufeff\ufffd\ufffe\u202e\u2066\ue000\U000f0000\U0001d538\U00010400\U000e0061ﷺﬁǅʰ",
 }
 
 WORDS = (
     *("def f(x):\n    return x ** 2  # square\n", "for (int i = 0; i < n; ++i) {\r\n\ta[i] += 1;\r\n}\n"),
-    *('{"key": [1, 2.5e-10, null]}', "SELECT * FROM t WHERE id='7';", "x=3.14159265358979", "https://example.org/a?b=c#d"),
-    *("don't", "I'LL", "we've", "it'S", "they'Re", "'tis", "rock'n'roll", " 's", "''d", "I'm", "'M'", "can't've", "don'ſ"),
+    *(
+        '{"key": [1, 2.5e-10, null]}',
+        "SELECT * FROM t WHERE id='7';",
+        "x=3.14159265358979",
+        "https://example.org/a?b=c#d",
+    ),
+    *(
+        "don't",
+        "I'LL",
+        "we've",
+        "it'S",
+        "they'Re",
+        "'tis",
+        "rock'n'roll",
+        " 's",
+        "''d",
+        "I'm",
+        "'M'",
+        "can't've",
+        "don'ſ",
+    ),
     *("the ", "Hello, world! ", "naïve café ", "1234567 ", "  two  spaces", "\n\n\n", "   \n  \t\n x", " \r\n", "    "),
     *("Привет, мир! ", "今日は世界。", "안녕하세요 세계 ", "مرحبا بالعالم ", "नमस्ते दुनिया ", "สวัสดีชาวโลก", "Γειά σου "),
-    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|im_st", "|>", "<think>", "</think>", "<tool_call>"),
+    *(
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|eot_id|>",
+        "<|im_st",
+        "|>",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+    ),
 )
 
 
@@ -187,7 +219,11 @@ def write_folder(folder: Path, name: str, *, shards: int = 1, dtype: torch.dtype
     ends = [ids.token_to_id(of_text), ids.token_to_id(end)]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "temperature": 0.6}))
     template = LLAMA3_TEMPLATE if kind == "llama-bpe" else CHATML_TEMPLATE
-    settings = {"bos_token": special[0], "eos_token": {"__type": "AddedToken", "content": end, "special": True}, "chat_template": template}
+    settings = {
+        "bos_token": special[0],
+        "eos_token": {"__type": "AddedToken", "content": end, "special": True},
+        "chat_template": template,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tensors = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
     if shards == 1:

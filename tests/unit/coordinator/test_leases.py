@@ -270,3 +270,45 @@ def test_a_book_rebuilt_from_its_leases_is_the_same():
     assert rebuilt.book.train.slot(0, 0).lease_id == reissue.lease_id
     assert rebuilt.deliver(rebuilt.book.leases[leases[0].lease_id]) == {0: "accept", 1: "accept"}
     assert spans(rebuilt.ask(samples=1)[0]) == [Span(1, 1, 1)]
+
+
+def test_an_interim_evaluation_gets_its_share_and_no_more():
+    """At a fifth, four training samples earn one: after every eight come two answers to one prompt."""
+    pool = Pool(LeaseRules(4, 800, 10, 2, 2))
+    pool.book.open_evaluation(0, "interim", 6, 2, 0.2)
+    kinds = [pool.ask(samples=2)[0][0].kind for _ in range(15)]
+    assert kinds == ["train", "train", "train", "train", "eval"] * 3
+    held_out = [lease.span for lease in pool.granted if lease.kind == "eval"]
+    assert held_out == [Span(ordinal, 0, 2) for ordinal in range(3)]
+    assert pool.book.reserved == 24  # what is evaluated counts for no pacing
+
+
+def test_an_interim_evaluation_has_what_training_leaves_idle():
+    """Once pacing stops training it is leased freely, and none of that is held against it later."""
+    pool = Pool()
+    pool.book.open_evaluation(0, "interim", 30, 1, 0.01)
+    assert {lease.kind for lease in pool.ask()[0]} == {"train"}
+    leases, _ = pool.ask(samples=20)
+    assert [lease.kind for lease in leases] == ["eval"] * 20
+    assert pool.book.interim.credit == 0
+    assert sum(lease.span.count for lease in pool.ask(version=1)[0]) == 8  # another version: nothing of it there
+
+
+def test_only_nodes_with_its_version_are_asked_to_evaluate():
+    """A node with another snapshot trains on, whatever the evaluation has coming."""
+    pool = Pool(LeaseRules(4, 800, 10, 2, 2))
+    pool.book.open_evaluation(0, "interim", 6, 1, 0.5)
+    assert [pool.ask(samples=2, version=1)[0][0].kind for _ in range(4)] == ["train"] * 4
+    assert pool.ask(samples=2, version=0)[0][0].kind == "eval"
+
+
+def test_an_answer_that_comes_after_its_evaluation_is_late():
+    """What is out when an evaluation is over is nobody's any more."""
+    pool = Pool()
+    pool.book.open_evaluation(0, "interim", 6, 1, 0.5)
+    pool.ask()
+    (lease, *_), _ = pool.ask()
+    assert pool.book.evaluation_is_out(0)
+    pool.book.close_evaluation(0)
+    assert pool.book.judge(lease) == {0: "late"}
+    assert pool.book.interim is None

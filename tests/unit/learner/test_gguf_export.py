@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 torch.set_num_threads(1)
 
+
 def random_llama(*, heads: int, kv_heads: int, tied: bool, bias: bool = False) -> LlamaForCausalLM:
     """Weights large enough that a wrong permutation, rope base or norm shows in the first digit."""
     torch.manual_seed(3)

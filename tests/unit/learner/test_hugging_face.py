@@ -127,7 +127,9 @@ TOKENIZER_CHANGES = [
 
 
 @pytest.mark.parametrize(("changes", "says"), TOKENIZER_CHANGES)
-def test_a_tokenizer_that_llama_cpp_does_not_reproduce_is_refused(tmp_path: Path, changes: dict[str, object], says: str):
+def test_a_tokenizer_that_llama_cpp_does_not_reproduce_is_refused(
+    tmp_path: Path, changes: dict[str, object], says: str
+):
     """Rather than published with the wrong word for its pre-tokeniser."""
     write_folder(tmp_path / "hub", "llama")
     change(tmp_path / "hub" / "tokenizer.json", **changes)
@@ -183,7 +185,7 @@ def test_a_shard_outside_the_folder_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("name", ["llama-3", "qwen2-untied", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_way_back_is_a_folder_that_transformers_reads(tmp_path: Path, name: str, dtype: torch.dtype):
-    """Trained weights with the original's configuration, tokeniser and template; prepared again it is the same model."""
+    """Trained weights, the original's configuration, tokeniser and template; prepared again it is the same model."""
     write_folder(tmp_path / "hub", name)
     card = prepare_from(tmp_path / "hub", tmp_path / "model")
     policy, _ = load_policy(tmp_path / "model")

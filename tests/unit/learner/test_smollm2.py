@@ -15,9 +15,9 @@ from tokenizers import Tokenizer  # noqa: E402
 
 from echo2.learner.gguf_export import export_gguf  # noqa: E402
 from echo2.learner.policy import load_policy  # noqa: E402
-from echo2.learner.vocabulary import load_vocabulary  # noqa: E402
 from echo2.learner.prepare import prepare  # noqa: E402
 from echo2.learner.smollm2 import find_gguf  # noqa: E402
+from echo2.learner.vocabulary import load_vocabulary  # noqa: E402
 from echo2.p2p.errors import ConfigurationError  # noqa: E402
 
 if TYPE_CHECKING:
