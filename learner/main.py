@@ -108,6 +108,7 @@ async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer) ->
             wall=time.time,
             card=trainer.card,
             show=partial(write_status, config.home / STATUS_FILE),
+            network=transport.view,
         )
         await service.run()
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from echo2.p2p.messages import PeerAddress, RunDescriptor, Standing
     from echo2.p2p.store import SnapshotStore
     from echo2.p2p.transport import Transport
+    from echo2.p2p.transport_view import TransportView
     from echo2.tasks.model_card import ModelCard
 
     from .config import LearnerConfig
@@ -75,6 +76,7 @@ class LearnerService:
         wall: Callable[[], float],
         card: ModelCard | None = None,
         show: Callable[[LearnerStatus], None] | None = None,
+        network: Callable[[], TransportView] | None = None,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -85,6 +87,7 @@ class LearnerService:
         self._clock = clock
         self._card = card
         self._show = show
+        self._network = network
         self._link = CoordinatorLink(transport, coordinator, run, name="learner")
         self._publisher = Publisher(
             identity=identity, run=run, domain=config.domain, trainer=trainer, store=store, link=self._link, wall=wall
@@ -417,6 +420,7 @@ class LearnerService:
             kl_by_node=dict(gauges.kl_by_node),
             updates_skipped=dict(gauges.updates_skipped),
             waiting_for=self._waiting(),
+            network=None if self._network is None else self._network(),
         )
 
     async def _show_status(self, show: Callable[[LearnerStatus], None]) -> None:

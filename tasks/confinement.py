@@ -18,10 +18,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import platform
-import resource
 import signal
 import struct
 import sys
+from types import ModuleType
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows has none; this module is imported there all the same
+    resource = None
 
 ADDRESS_SPACE_BYTES_MAX = 2 << 30
 """Python with a symbolic algebra system needs a few hundred MiB; a runaway allocation stops here, not in swap."""
@@ -130,8 +136,9 @@ def confine() -> tuple[str, ...]:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0:
             layers.append("parent")
-    _set_rlimits()
-    layers.append("rlimits")
+    if resource is not None:
+        _set_rlimits(resource)
+        layers.append("rlimits")
     if sys.platform == "linux":
         # A user namespace of its own is how an unprivileged process gets the right to drop its network.
         if libc.unshare(_CLONE_NEWNET) == 0 or libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0:
@@ -141,7 +148,7 @@ def confine() -> tuple[str, ...]:
     return tuple(layers)
 
 
-def _set_rlimits() -> None:
+def _set_rlimits(resource: ModuleType) -> None:
     for name, limit in (
         ("RLIMIT_AS", ADDRESS_SPACE_BYTES_MAX),
         ("RLIMIT_CPU", CPU_SECONDS_MAX),
