@@ -10,7 +10,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from echo2.p2p.channel import request
-from echo2.p2p.errors import ProtocolError, Refused, StorageFailed, Unreachable
+from echo2.p2p.errors import ProtocolError, Refused, SchemaViolation, StorageFailed, Unreachable
+from echo2.p2p.identity import payload_hash
 from echo2.p2p.messages import ManifestReply, ManifestRequest
 
 from .engine import EngineFailed, SnapshotRefused
@@ -119,8 +120,11 @@ class Installer:
         async def refresh() -> ManifestReply:
             return await request(self._transport, self._join.coordinator, "manifest", ask, ManifestReply)
 
+        reply = await refresh()
+        if payload_hash(reply.manifest) != notice.manifest_hash:  # else we would install it, be behind still, and again
+            raise SchemaViolation("the coordinator answered with another snapshot than its notice names")
         return await self._broadcaster.fetch(
-            await refresh(),
+            reply,
             publisher=membership.descriptor.learner.peer,
             run=membership.descriptor.run,
             refresh=refresh,
