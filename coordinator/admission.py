@@ -5,7 +5,9 @@
 | learner  | its key is the one the run's configuration names; it needs no token                |
 | node     | its key was admitted before; or it brings a token that is known, in time, not spent |
 
-A suspended node is let in to read its receipts and why it is suspended; it gets no leases.
+A suspended node is let in to read its receipts and why it is suspended; it gets no leases. A pool with as many live
+nodes as one broadcast plan holds is full. Whoever is turned away did no wrong: it is told why, and is no worse off the
+next time.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from echo2.p2p.errors import Refused
-from echo2.p2p.messages import WIRE_VERSION, PeerAddress, RunDescriptor, Sampling, Standing, Welcome
+from echo2.p2p.messages import (
+    NODES_MAX,
+    WIRE_VERSION,
+    PeerAddress,
+    RunDescriptor,
+    Sampling,
+    Standing,
+    Welcome,
+)
 
 from . import schema
 from .pool import NodeEntry
@@ -33,6 +43,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INCARNATION_BYTES = 16
+
+FULL_SECONDS = 60.0
+"""When a node that found the pool full may come again: places get free as nodes go."""
 
 
 class AdmissionDesk:
@@ -109,6 +122,13 @@ class AdmissionDesk:
         if peer == office.config.run.learner:
             raise Refused("not_a_node", "this key is the run's learner; a node needs a key of its own")
         node = office.pool.nodes.get(peer)
+        others = sum(1 for each in office.pool.live(office.clock()) if each.peer != peer)
+        if others >= NODES_MAX:
+            raise Refused(
+                "pool_full",
+                f"{others} live nodes are in this pool, which is as many as it takes; it tries again by itself",
+                FULL_SECONDS,
+            )
         self._record(peer, hello, known=node is not None)
         if node is None:
             node = office.pool.nodes[peer] = NodeEntry(peer, hello.name, hello.software, hello.addresses)

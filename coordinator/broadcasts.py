@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from echo2.p2p.errors import Refused
-from echo2.p2p.messages import ManifestReply, PeerAddress, Ticket
+from echo2.p2p.messages import NODES_MAX, ManifestReply, PeerAddress, Ticket
 from echo2.p2p.plan import build_plan
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class BroadcastDesk:
             wanted = office.run.manifests[request.manifest_hash]
         elif request.manifest_hash != current.manifest_hash:
             raise Refused("superseded", f"version {current.manifest.version} is the newest; ask for that", 0.0)
-        if peer not in wanted.roster:
-            wanted.plan = None  # made anew, to hold the late joiner
+        if peer not in wanted.roster and len(wanted.roster) < NODES_MAX:
+            wanted.plan = None  # made anew, to hold the late joiner; one without it takes everything from the root
         ticket = Ticket(run=office.run.name, manifest_hash=wanted.manifest_hash, peer=peer)
         return ManifestReply(
             manifest=wanted.signed,
@@ -51,7 +51,7 @@ class BroadcastDesk:
         """The signed plan over the live active nodes; kept until the roster or a proved address changes."""
         office = self._office
         if published.plan is None:
-            nodes = sorted(office.pool.live(office.clock()), key=lambda node: node.peer)
+            nodes = sorted(office.pool.live(office.clock()), key=lambda node: node.peer)[:NODES_MAX]
             late = office.lateness.late(office.clock())
             for node in nodes:
                 if node.peer in late:

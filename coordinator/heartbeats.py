@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from echo2.p2p.errors import BadSignature, Refused
+from echo2.p2p.errors import Refused
 from echo2.p2p.identity import open_signed
 from echo2.p2p.messages import HeartbeatBody, HeartbeatReply, PoolNotice
 
@@ -35,6 +35,9 @@ REPLY_SECONDS_MAX = 5.0
 """A lease reply may still be on its way for so long when the node says that it holds nothing."""
 
 
+TWO_PROCESSES = "two processes use this node's key: the later one goes on, the earlier one is told to stop"
+
+
 class HeartbeatDesk:
     """Answers heartbeats."""
 
@@ -42,7 +45,10 @@ class HeartbeatDesk:
         self._office = office
 
     async def heartbeat(self, peer: str, heartbeat: Heartbeat) -> HeartbeatReply:
-        """Note the sign of life, hold the reply until there is news. Raises Refused or BadSignature."""
+        """Note the sign of life, hold the reply until there is news.
+
+        Raises Refused; BadSignature for one that its sender did not sign.
+        """
         office = self._office
         body = open_signed(heartbeat.body, peer, "heartbeat", HeartbeatBody)
         node = office.known_node(peer, body.run)
@@ -50,8 +56,9 @@ class HeartbeatDesk:
         self._free_forgotten_leases(node, body)
         self.note_installed()
         await self._hold(node, body)
-        if body.session == node.session:
-            node.seen_at = office.clock()  # it has kept the stream open all the while
+        if body.session != node.session:
+            raise _ended()
+        node.seen_at = office.clock()  # it has kept the stream open all the while
         reply = self._notice(node, body)
         node.told, node.told_at = self._news(node), office.clock()
         return HeartbeatReply(notice=office.identity.sign("notice", reply))
@@ -90,14 +97,19 @@ class HeartbeatDesk:
     def _accept(self, node: NodeEntry, body: HeartbeatBody) -> None:
         if body.session != node.session:
             if body.session in node.ended_sessions:
-                node.last_reason = "two processes use this node's key"
-                raise Refused("session_ended", "another process has gone on with this key since; stop one of the two")
+                if node.last_reason != TWO_PROCESSES:
+                    log.warning("%s: %s", node.name, TWO_PROCESSES, extra={"peer": node.peer})
+                node.last_reason = TWO_PROCESSES
+                raise _ended()
             if node.session is not None:
                 node.ended_sessions.append(node.session)
                 self._release(node, "it was started anew")
             node.session, node.told, node.idle_since = body.session, None, None
+            self._office.news.ring()  # the process before it may hold a heartbeat: it is to learn that it is not alone
         elif body.sequence <= node.sequence:
-            raise BadSignature(f"heartbeat {body.sequence} of this session came again: a replay")
+            # Signed by its sender all the same, and without effect. An honest node gives a held heartbeat up for its
+            # next one, on another stream: which of the two is read first is the network's choice.
+            raise Refused("heartbeat_old", f"heartbeat {node.sequence} of this session is here already", 0.0)
         node.sequence = body.sequence
         node.says = body.state
         node.epoch, node.version, node.manifest_hash = body.epoch, body.version, body.manifest_hash
@@ -162,3 +174,7 @@ class HeartbeatDesk:
             node_state=node.state,
             coordinator_time_seconds=self._office.wall(),
         )
+
+
+def _ended() -> Refused:
+    return Refused("session_ended", "another process has gone on with this key since; stop one of the two")

@@ -16,7 +16,7 @@ from .run_book import ENDED
 from .slots import Span
 
 if TYPE_CHECKING:
-    from echo2.p2p.messages import ReceiptsRequest, RolloutRecord, Slice, SubmitRequest
+    from echo2.p2p.messages import Receipt, ReceiptsRequest, RolloutRecord, Slice, SubmitRequest
 
     from .leases import Kind, Outcome
     from .office import Office
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 RECEIPTS_MAX = 512
 """As `ReceiptBatch` bounds it."""
+
+RECEIPT_BYTES = 160
+"""What a receipt takes beside its reason, rounded up."""
+
+RECEIPTS_BYTES_MAX = 960 * 1024
+"""Of one page, below its frame bound: a reason is an operator's text, up to four bytes a character."""
 
 SUSPENDED_RETRY_SECONDS = 60.0
 
@@ -85,8 +91,15 @@ class IntakeDesk:
         office.known_node(peer, request.run)
         with office.ledger.reading() as connection:
             found = records.receipts_after(connection, request.run, peer, request.after_sequence, RECEIPTS_MAX + 1)
-        batch = ReceiptBatch(run=request.run, peer=peer, receipts=tuple(found[:RECEIPTS_MAX]))
-        return ReceiptsReply(batch=office.identity.sign("receipts", batch), more=len(found) > RECEIPTS_MAX)
+        page: list[Receipt] = []
+        left = RECEIPTS_BYTES_MAX
+        for receipt in found[:RECEIPTS_MAX]:
+            left -= len(receipt.reason.encode()) + RECEIPT_BYTES
+            if left < 0:
+                break
+            page.append(receipt)
+        batch = ReceiptBatch(run=request.run, peer=peer, receipts=tuple(page))
+        return ReceiptsReply(batch=office.identity.sign("receipts", batch), more=len(found) > len(page))
 
     def _receive(
         self,

@@ -88,10 +88,19 @@ class LearnerDesk:
         )
 
     async def report(self, peer: str, report: LearnerReport) -> Ack:
-        """What became of rollouts, and how steps went. Safe to repeat. Raises Refused."""
+        """What became of rollouts, and how steps went. Safe to repeat.
+
+        Raises Refused; also, after it has taken what still counts of it, for a report of an epoch that is over: such a
+        one is late on its way, and nobody waits for the answer, or there are two learners with one key.
+        """
         office = self._office
         office.known_learner(peer, report.run)
         run = office.run
+        # Each of these groups has a consumed rollout, so there are at most R a step, and all are listed below. The step
+        # under way has taken its batch, and is not in the version yet.
+        begun = min(report.version + 1, office.config.run.steps)
+        if (report.groups_before or 0) > begun * office.config.run.R:
+            raise Refused("bad_report", f"no {report.groups_before} groups fit into {begun} steps")
         current = report.epoch >= run.learner_epoch  # a report from before the learner's last restart says nothing new
         begins = report.epoch > run.epoch_known and run.state not in ENDED
         if begins:
@@ -145,6 +154,8 @@ class LearnerDesk:
             log.warning("the learner was put back to version %d; version %s is lost", report.version, run.version)
         office.work.ring()
         self._settled()
+        if not current:
+            raise self._superseded(run.learner_epoch)
         return Ack(count=len(report.finished))
 
     async def publish(self, peer: str, request: PublishRequest) -> PublishReply:
@@ -178,6 +189,8 @@ class LearnerDesk:
         if manifest.base_hash is not None and (base is None or base.manifest.kind != "full"):
             raise Refused("manifest", "an adapter on a snapshot that was not published whole in this run")
         current = office.run.current
+        if current is not None and manifest.epoch < current.order[0]:
+            raise self._superseded(current.order[0])
         if current is not None and (manifest.epoch, manifest.version) <= current.order:
             raise Refused(
                 "stale_manifest",
@@ -189,6 +202,13 @@ class LearnerDesk:
             raise Refused("manifest", f"the run ends with version {office.config.run.steps}")
         if office.run.state in ENDED:
             raise Refused("run_over", f"the run is {office.run.state}")
+
+    def _superseded(self, epoch: int) -> Refused:
+        log.warning("two processes use the learner's key: the later one goes on under epoch %d", epoch)
+        return Refused(
+            "learner_superseded",
+            f"another learner process has gone on with this key under epoch {epoch}; stop one of the two",
+        )
 
     def _check_kept(self, epoch: int, version: int) -> None:
         """Raise Refused when a learner would begin anew what it has lost altogether: that is for a person to decide."""

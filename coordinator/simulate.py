@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import sqlalchemy as sa
 import trio
 
-from echo2.learner.config import LearnerConfig
+from echo2.learner.config import AdapterSettings, LearnerConfig
 from echo2.learner.fake_trainer import FakeDisk, FakeTrainer
 from echo2.learner.service import LearnerService
 from echo2.node.config import NodeSettings
@@ -104,6 +104,8 @@ class Scenario:
     heartbeat_seconds: float = 2.0
     lease_seconds: float = 15.0
     partial_seconds: float = 60.0
+    adapters: bool = False
+    """Whether version 0 is published whole and later ones as adapters on it."""
     crashes: tuple[Crash, ...] = ()
     put_back: PutBack | None = None
     stop_seconds: float | None = None
@@ -367,6 +369,7 @@ class Simulation:
                     coordinator=f"/ip4/127.0.0.1/tcp/1/p2p/{coordinator}",
                     run=RUN,
                     partial_seconds=scenario.partial_seconds,
+                    adapter=AdapterSettings() if scenario.adapters else None,
                 ),
                 identity=self._identities["learner"],
                 transport=transport,

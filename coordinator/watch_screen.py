@@ -171,7 +171,7 @@ def _heldout(evaluations: Sequence[EvaluationView], inner: int) -> list[Renderab
     lines: list[RenderableType] = [_curve("held-out", measured, inner)] if measured else []
     for one in evaluations[-EVALUATIONS_SHOWN:]:
         mean = "-" if one.mean is None else f"{one.mean:.3f}"
-        ended = "" if one.complete else f", {'ended early: ' if one.reason else ''}{one.count} of {one.size} answers"
+        ended = "" if one.complete else f", {'ended early: ' if one.reason else ''}{one.count} of {one.size}"
         lines.append(_line("", f"version {one.version} ({one.purpose}): {mean} avg@{one.samples}{ended}", "dim"))
     return lines or [_line("held-out", "not measured yet", "dim")]
 

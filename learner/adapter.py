@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 
 from echo2.p2p.errors import ConfigurationError
 
@@ -89,6 +88,8 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int)
 
     torch's own generator is left as it was.
     """
+    from peft import LoraConfig, inject_adapter_in_model  # takes seconds to load, which most learners have no use for
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         configuration = LoraConfig(

@@ -49,6 +49,7 @@ class CoordinatorLink:
         self._name = name
         self._greeted = False
         self._greeting = trio.Lock()
+        self._told = ""
         self.trouble: dict[ProtocolName, str] = {}
         self.standing: Standing | None = None
         self.greeted: Callable[[], None] = lambda: None
@@ -66,10 +67,11 @@ class CoordinatorLink:
             except Refused as refusal:
                 if refusal.retry_seconds is None:
                     raise ConfigurationError(f"the coordinator refuses this learner: {refusal}") from refusal
+                self._told = refusal.detail
                 self._show("hello", str(refusal))
                 await trio.sleep(max(refusal.retry_seconds, backoff.next()))
             except (Unreachable, ProtocolError) as error:
-                self._show("hello", f"the coordinator: {error}")
+                self._show("hello", self._failing(error))
                 await trio.sleep(backoff.next())
         self._show("hello", "")
         accept(descriptor)
@@ -93,11 +95,12 @@ class CoordinatorLink:
                 except Refused as refusal:
                     if refusal.retry_seconds is None and refusal.code not in PASSING:
                         raise ConfigurationError(f"the coordinator refuses this learner: {refusal}") from refusal
+                    self._told = refusal.detail
                     seconds = max(refusal.retry_seconds or 0.0, backoff.next())
                     self._show(protocol, f"the coordinator refuses {protocol}: {refusal}")
                 except (Unreachable, ProtocolError) as error:
                     seconds = backoff.next()
-                    self._show(protocol, f"the coordinator: {error}")
+                    self._show(protocol, self._failing(error))
                 self._greeted = False  # it may have restarted and not know us yet
                 await trio.sleep(seconds)
         finally:
@@ -120,10 +123,18 @@ class CoordinatorLink:
                 f"the run's learner is {descriptor.learner.peer}, this is {self._transport.peer_id}; set `learner` in "
                 "the coordinator's run, or start with the home folder that holds that key"
             )
-        self._greeted = True
+        self._greeted, self._told = True, ""
         self.standing = welcome.standing
         self.greeted()
         return descriptor
+
+    def _failing(self, error: Exception) -> str:
+        """Why there is no answer. Who cannot be reached says nothing: what it said before may be why."""
+        if isinstance(error, ProtocolError):
+            self._told = str(error)
+        elif self._told:
+            return f"the coordinator: {error}; it said last: {self._told}"
+        return f"the coordinator: {error}"
 
     def _show(self, protocol: ProtocolName, trouble: str) -> None:
         if self.trouble.get(protocol, "") != trouble:

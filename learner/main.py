@@ -165,6 +165,7 @@ async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer, me
             card=trainer.card,
             show=partial(write_status, config.home / STATUS_FILE),
             metrics=metrics,
+            network=transport.view,
         )
         await service.run()
 

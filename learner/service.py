@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from echo2.p2p.messages import PeerAddress, RunDescriptor, Standing
     from echo2.p2p.store import SnapshotStore
     from echo2.p2p.transport import Transport
+    from echo2.p2p.transport_view import TransportView
     from echo2.tasks.model_card import ModelCard
 
     from .config import LearnerConfig
@@ -79,6 +80,7 @@ class LearnerService:
         card: ModelCard | None = None,
         show: Callable[[LearnerStatus], None] | None = None,
         metrics: MetricsLog | None = None,
+        network: Callable[[], TransportView] | None = None,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -91,6 +93,7 @@ class LearnerService:
         self._show = show
         self._wall = wall
         self._metrics = metrics
+        self._network = network
         self._link = CoordinatorLink(transport, coordinator, run, name="learner")
         self._publisher = Publisher(
             identity=identity,
@@ -457,6 +460,7 @@ class LearnerService:
             kl_by_node=dict(gauges.kl_by_node),
             updates_skipped=dict(gauges.updates_skipped),
             waiting_for=self._waiting(),
+            network=None if self._network is None else self._network(),
         )
 
     async def _show_status(self, show: Callable[[LearnerStatus], None]) -> None:

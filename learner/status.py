@@ -16,6 +16,7 @@ from echo2.p2p.messages import (
     Record,
     StepMetrics,
 )
+from echo2.p2p.transport_view import TransportView
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +53,8 @@ class LearnerStatus(Record):
     kl_by_node: dict[str, float]
     updates_skipped: dict[str, int]
     waiting_for: str
+    network: TransportView | None = None
+    """Rates, connections, whom it cannot reach and why, whom it refuses; None where the network is simulated."""
 
 
 @dataclass(slots=True)

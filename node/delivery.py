@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from echo2.p2p.channel import request
-from echo2.p2p.errors import FrameTooLarge, ProtocolError, Refused, SchemaViolation, Unreachable
+from echo2.p2p.errors import OwnFrameTooLarge, ProtocolError, Refused, SchemaViolation, Unreachable
 from echo2.p2p.identity import open_signed
 from echo2.p2p.messages import ReceiptBatch, ReceiptsReply, ReceiptsRequest, SubmitReply, SubmitRequest
 
@@ -89,7 +89,7 @@ class Delivery:
         message = SubmitRequest(run=membership.descriptor.run, slices=tuple(slices))
         try:
             reply = await request(self._transport, self._join.coordinator, "rollouts", message, SubmitReply)
-        except FrameTooLarge as error:
+        except OwnFrameTooLarge as error:
             if len(slices) > 1:
                 await self._submit(membership, slices[:1])
                 return

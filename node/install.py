@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from echo2.p2p.channel import request
-from echo2.p2p.errors import ProtocolError, Refused, StorageFailed, Unreachable
+from echo2.p2p.errors import ProtocolError, Refused, SchemaViolation, StorageFailed, Unreachable
+from echo2.p2p.identity import payload_hash
 from echo2.p2p.manifest import accept_manifest
 from echo2.p2p.messages import ManifestReply, ManifestRequest
 
@@ -148,7 +149,10 @@ class Installer:
 
     async def _ask_manifest(self, run: str, manifest_hash: bytes) -> ManifestReply:
         ask = ManifestRequest(run=run, manifest_hash=manifest_hash)
-        return await request(self._transport, self._join.coordinator, "manifest", ask, ManifestReply)
+        reply = await request(self._transport, self._join.coordinator, "manifest", ask, ManifestReply)
+        if payload_hash(reply.manifest) != manifest_hash:  # else we would install it, be behind still, and again
+            raise SchemaViolation("the coordinator answered with another snapshot than was asked for")
+        return reply
 
     def _base_of(self, manifest: Manifest) -> Snapshot | None:
         """The whole snapshot that an adapter belongs to, when it is here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from typing import TYPE_CHECKING
 
 import trio
@@ -43,6 +44,10 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_PAUSE_SECONDS_MIN = 0.25
 """Between two heartbeats when the coordinator answers at once: it decides how often (by holding), this is the bound."""
+
+HEARTBEAT_SECONDS_MAX = 60.0
+"""Longest between two heartbeats, whatever the welcome says: the reply is how a node hears of a new snapshot, and a
+coordinator holds none for longer than half of it."""
 
 SESSION_ENDED = "session_ended"
 """The coordinator's word that a later process goes on with this key."""
@@ -90,6 +95,8 @@ class Member:
         self._sequence = 0
         self._memberships = 0
         self._why = ""
+        self._told = ""
+        self._said = ""
 
     def lost(self, membership: Membership, error: Exception) -> None:
         """A request made under `membership` failed in a way that only a new hello can mend."""
@@ -133,10 +140,23 @@ class Member:
                 if error.retry_seconds is None and not again:
                     raise ConfigurationError(f"the coordinator refuses this node: {error.detail}") from error
                 wait = error.retry_seconds
-                self._situation.failed("coordinator", error)
-            except (Unreachable, ProtocolError) as error:
-                self._situation.failed("coordinator", error)
+                self._not_in(error, told=error.detail)
+            except ProtocolError as error:
+                self._not_in(error, told=str(error))
+            except Unreachable as error:
+                self._not_in(error)
             await trio.sleep(self._backoff.next(wait))
+
+    def _not_in(self, error: Exception, *, told: str | None = None) -> None:
+        """Show why the pool is not joined. Who cannot be reached says nothing: what it said before may be why."""
+        if told is not None:
+            self._told = told
+        reason = f"{error}; it said last: {self._told}" if told is None and self._told else str(error)
+        self._situation.failed("coordinator", reason)
+        kind = re.sub(r"[0-9.]+", "#", reason)
+        if kind != self._said:  # a wait that counts down is no news
+            self._said = kind
+            log.warning("not in the pool: %s", reason)
 
     def _welcomed(self, welcome: Welcome) -> None:
         descriptor = open_signed(welcome.descriptor, self._join.peer, "run", RunDescriptor)
@@ -147,8 +167,10 @@ class Member:
         if welcome.wire_version != WIRE_VERSION:
             raise SchemaViolation(f"the coordinator chose wire version {welcome.wire_version}, which was not offered")
         self._memberships += 1
-        self._situation.membership = Membership(self._memberships, descriptor, welcome.heartbeat_seconds)
+        heartbeat_seconds = min(welcome.heartbeat_seconds, HEARTBEAT_SECONDS_MAX)
+        self._situation.membership = Membership(self._memberships, descriptor, heartbeat_seconds)
         self._situation.succeeded("coordinator", "heartbeat")
+        self._told = self._said = ""
         self._verdict(welcome.node_state)
         self._situation.happened(Joined())
         log.info("joined run %s of %s", descriptor.run, self._join.peer)

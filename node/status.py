@@ -179,8 +179,13 @@ def _nat(nat: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found.get("reachable"):
         rows.append(("reachable", f"yes, at {', '.join(found.get('proved') or ())}"))
     elif found:
-        can = "not known yet" if found.get("reachable") is None else "no: it works, but passes no snapshots on"
-        rows.append(("reachable", f"{can} ({found.get('reason')})"))
+        if found.get("reachable") is None:
+            rows.append(("reachable", f"not known yet ({found.get('reason')})"))
+        else:
+            unproved = ", ".join(found.get("unproved") or ())
+            told = f"; not told to others: {unproved}" if unproved else ""
+            rows.append(("reachable", f"leaf: not reachable from outside ({found.get('reason')}{told})"))
+            rows.append(("", "as a leaf it takes snapshots and works like any other node, but passes none on"))
     for place in nat.get("places") or ():
         rows.append(("relay", f"a place at {place.get('relay')}" if place.get("held") else str(place.get("reason"))))
     for one in nat.get("hole_punching") or ():
@@ -204,6 +209,12 @@ def _network(network: Mapping[str, Any]) -> list[tuple[str, str]]:
     if connections:
         moved = (f"{float(network.get(key) or 0) / 1e6:.1f} MB {word}" for key, word in _MOVED)
         rows.append(("connections", ", ".join((*(f"{n} {via}" for via, n in sorted(connections.items())), *moved))))
+    rates = [
+        f"{float(network.get(key) or 0) / 1e6:.2f} Mbit/s {way}"
+        for key, way in (("sent_bits_per_second", "out"), ("received_bits_per_second", "in"))
+        if key in network
+    ]
+    rows.append(("moving", ", ".join(rates) or "-"))
     for each in network.get("unreachable") or ():
         rows.append(("cannot reach", f"{each.get('peer')}: {each.get('tried')}"))
     for each in network.get("bans") or ():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from echo2.p2p.channel import request
-from echo2.p2p.errors import ProtocolError, Refused, SchemaViolation, Unreachable
+from echo2.p2p.errors import RETRY_SECONDS_MAX, ProtocolError, Refused, SchemaViolation, Unreachable
 from echo2.p2p.messages import SAMPLES_MAX, SLICES_MAX, Lease, LeaseReply, LeaseRequest, Slice
 
 from .engine import EngineError, EngineFailed, OrderRefused, SliceOrder, SliceResult
@@ -49,6 +49,8 @@ ENGINE_RETRY_SECONDS = 60.0
 SPOOL_RETRY_SECONDS = 5.0
 """A full disk is looked at again this often; nothing is generated meanwhile."""
 
+LEASE_SECONDS_MAX = 86_400.0
+"""Longest that a lease is worked on, whatever its duration: as much as a coordinator may set."""
 
 TOKENIZER_ATTEMPTS = 3
 """In a row, with growing pauses, before the engine counts as failed: the leases in hand expire meanwhile."""
@@ -149,7 +151,8 @@ class Worker:
                 self._take(reply, membership.descriptor.run, snapshot.manifest_hash)
                 self._backoff.reset()
                 situation.succeeded("leases")
-                wait = None if reply.leases else reply.retry_seconds * (1 + 0.2 * self._rng.random())
+                retry_seconds = min(reply.retry_seconds, RETRY_SECONDS_MAX)
+                wait = None if reply.leases else retry_seconds * (1 + 0.2 * self._rng.random())
                 situation.lease_reason = "" if reply.leases else reply.reason
             except Unreachable as error:
                 self._member.lost(membership, error)
@@ -200,8 +203,8 @@ class Worker:
             if lease.sample_first + lease.sample_count > SAMPLES_MAX:
                 raise SchemaViolation(f"a lease of {lease.sample_count} samples from {lease.sample_first} on")
         for lease in reply.leases:
-            self._lease_seconds = lease.duration_seconds
-            self._queue.append(Held(lease, run, now + lease.duration_seconds))
+            self._lease_seconds = min(lease.duration_seconds, LEASE_SECONDS_MAX)
+            self._queue.append(Held(lease, run, now + self._lease_seconds))
         self._count_held()
 
     # generating

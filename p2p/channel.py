@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from .codec import END, LENGTH, check_length, decode_frame, encode_frame
-from .errors import ProtocolError, Refused, Truncated, UnexpectedMessage, Unreachable
+from .codec import END, LENGTH, check_length, decode_parts, frame_parts
+from .errors import OwnFrameTooLarge, ProtocolError, Refused, Truncated, UnexpectedMessage, Unreachable
 from .messages import Message, Refusal
 
 if TYPE_CHECKING:
     from .messages import PeerAddress
-    from .transport import ProtocolName, Stream, StreamHandler, Transport
+    from .transport import Piece, ProtocolName, Stream, StreamHandler, Transport
 
 M = TypeVar("M", bound=Message)
 Q = TypeVar("Q", bound=Message)
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 30.0
 """Bound on one request and its reply, beyond any waiting the request itself asked for."""
+
+TOO_LARGE_SECONDS = 60.0
+"""When to ask again for an answer that was too large to be sent: it depends on what is in the pool then."""
 
 RECEIVE_BYTES = 1 << 20
 """Most bytes asked of the stream at once: bounds what one read allocates."""
@@ -45,13 +48,14 @@ class Channel:
 
     async def send(self, *messages: Message, end: bool = False) -> None:
         """Send frames in one write; with `end`, END after them."""
-        await self._stream.send_all(b"".join(map(encode_frame, messages)) + (END if end else b""))
+        parts = [part for message in messages for part in frame_parts(message)]
+        await self._stream.send_all(*parts, *([END] if end else ()))
 
     async def receive(self, *expected: type[M]) -> M:
         """The next frame, one of the expected types.
 
         Raises Refused if the peer declines, UnexpectedMessage at END, Truncated when the stream is cut, and what
-        `codec.decode_frame` raises.
+        `codec.decode_parts` raises.
         """
         message = await self.receive_or_end(*expected)
         if message is None:
@@ -60,18 +64,18 @@ class Channel:
 
     async def receive_or_end(self, *expected: type[M]) -> M | None:
         """As `receive`, but None when the peer says END."""
-        (length,) = LENGTH.unpack(await self._exactly(LENGTH.size))
+        (length,) = LENGTH.unpack(b"".join(await self._exactly(LENGTH.size)))
         if length == 0:
             return None
         check_length(length, expected)
-        message = decode_frame(await self._exactly(length), *expected)
+        message = decode_parts(await self._exactly(length), *expected)
         if isinstance(message, Refusal) and Refusal not in expected:
             raise Refused(message.code, message.detail, message.retry_seconds)
         return message  # type: ignore[return-value]  # a Refusal only when Refusal was asked for
 
     async def receive_end(self) -> None:
         """Require END."""
-        if await self._exactly(LENGTH.size) != END:
+        if b"".join(await self._exactly(LENGTH.size)) != END:
             raise UnexpectedMessage("END was expected")
 
     async def close(self) -> None:
@@ -82,16 +86,16 @@ class Channel:
         """Abandon the stream."""
         await self._stream.reset()
 
-    async def _exactly(self, count: int) -> bytes:
-        parts: list[bytes] = []
+    async def _exactly(self, count: int) -> list[Piece]:
+        parts: list[Piece] = []
         missing = count
         while missing:
-            part = await self._stream.receive_some(min(missing, RECEIVE_BYTES))
-            if not part:
+            more = await self._stream.receive_parts(min(missing, RECEIVE_BYTES))
+            if not more:
                 raise Truncated(f"the stream from {self.peer} ended {missing} bytes early")
-            parts.append(part)
-            missing -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            missing -= sum(map(len, more))
+            parts += more
+        return parts
 
 
 async def request(
@@ -128,8 +132,8 @@ async def request(
     raise Unreachable(f"{peer.peer} did not answer {protocol} within {REQUEST_SECONDS + wait_seconds:.0f} s")
 
 
-async def _asked(channel: Channel, kind: type[Q]) -> Q:
-    """One request. A Refusal is an answer: raised here as Refused, it would pass for our own word."""
+async def asked(channel: Channel, kind: type[Q]) -> Q:
+    """One request and its END. A Refusal is an answer: raised here as Refused, it would pass for our own word."""
     try:
         message = await channel.receive(kind)
     except Refused as error:
@@ -146,8 +150,11 @@ Complaint = Callable[[str, ProtocolError], None]
 
 
 def hold_against(transport: Transport, peer: str, error: ProtocolError) -> None:
-    """Have the transport count a breach. Not a cut stream: a peer that is killed five times must not be banned."""
-    if not isinstance(error, Truncated):
+    """Have the transport count a breach. Not a cut stream: a peer that is killed five times must not be banned.
+
+    Nor a message of our own that is too large.
+    """
+    if not isinstance(error, Truncated | OwnFrameTooLarge):
         transport.offence(peer, f"{type(error).__name__}: {error}")
 
 
@@ -162,12 +169,16 @@ def answering(kind: type[Q], answer: Answer[Q], complain: Complaint, *, wait_sec
         done = False
         try:
             with trio.move_on_after(2 * REQUEST_SECONDS + wait_seconds):
-                message = await _asked(channel, kind)
+                message = await asked(channel, kind)
                 try:
                     reply = await answer(stream.peer, message)
                 except Refused as refusal:
                     reply = Refusal(code=refusal.code, detail=refusal.detail[:512], retry_seconds=refusal.retry_seconds)
-                await channel.send(reply, end=True)
+                try:
+                    await channel.send(reply, end=True)
+                except OwnFrameTooLarge as error:  # nothing of it was sent
+                    log.error("the answer to %s: %s", stream.peer, error)  # noqa: TRY400 - no bug to trace
+                    await channel.send(_too_large(error), end=True)
                 await channel.close()
                 done = True
         except ProtocolError as error:
@@ -180,3 +191,8 @@ def answering(kind: type[Q], answer: Answer[Q], complain: Complaint, *, wait_sec
                     await stream.reset()
 
     return handle
+
+
+def _too_large(error: OwnFrameTooLarge) -> Refusal:
+    """The asker did no wrong, and is told that we have."""
+    return Refusal(code="too_large", detail=f"the answer is too large: {error}"[:512], retry_seconds=TOO_LARGE_SECONDS)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .channel import Channel
+from .bitmap import bits_of, lowest
+from .channel import Channel, asked
 from .chunks import wanted_by
 from .errors import (
     BadSignature,
@@ -82,10 +83,13 @@ async def _refuse(channel: Channel, refused: Refused) -> None:
 
 @dataclass(slots=True)
 class _Serving:
-    """How often each peer was sent each chunk of one snapshot. All counts age together."""
+    """How often each peer was sent each chunk of one snapshot. All counts age together.
+
+    `sent[peer][n]` are the chunks it was sent more than n times, as a `bitmap`.
+    """
 
     since: float
-    counts: dict[str, dict[int, int]] = field(default_factory=dict)
+    sent: dict[str, list[int]] = field(default_factory=dict)
 
 
 class ChunkServer:
@@ -145,8 +149,7 @@ class ChunkServer:
         self._streams[channel.peer] = self._streams.get(channel.peer, 0) + 1
         try:
             with trio.fail_after(HANDSHAKE_SECONDS):
-                request = await channel.receive(ChunkRequest)
-                await channel.receive_end()
+                request = await asked(channel, ChunkRequest)
             self._check_ticket(channel.peer, request)
             await self._serve(channel, request)
         except Refused as refused:
@@ -164,8 +167,7 @@ class ChunkServer:
 
             async def listen() -> None:
                 try:
-                    acknowledged.append(await channel.receive(Ack))
-                    await channel.receive_end()
+                    acknowledged.append(await asked(channel, Ack))
                 except Echo2Error as error:
                     faults.append(error)
                     nursery.cancel_scope.cancel()
@@ -198,24 +200,25 @@ class ChunkServer:
 
         Raises Refused when the rest is not to be had here.
         """
-        since, counts = self._counts(channel.peer, request.manifest_hash)
-        wanted = set(wanted_by(request, CHUNKS_MAX))
+        serving = self._serving(request.manifest_hash)
+        counts = serving.sent.setdefault(channel.peer, [0] * SERVINGS_MAX)
+        wanted = wanted_by(request, CHUNKS_MAX)
         patience = min(request.wait_seconds, SOURCE_WAIT_SECONDS)
         waits_until = self._clock() + patience
-        barred: set[int] = set()
+        barred = 0
         sent = sent_bytes = 0
         batch_chunks = 1  # until the size of one is known
         while wanted:
             arrival = self._arrival  # taken before the look at the store, so that nothing is missed between the two
-            barred |= {index for index in wanted if counts.get(index, 0) >= SERVINGS_MAX}
-            wanted -= barred
-            ready = sorted(wanted & self._store.chunks_held(request.manifest_hash))
-            if ready:
-                batch = ready[:batch_chunks]
+            spent = wanted & counts[-1]
+            barred |= spent
+            wanted ^= spent
+            batch = lowest(wanted & self._store.held_bits(request.manifest_hash), batch_chunks)
+            if batch:
                 size = await self._send_batch(channel, request.manifest_hash, batch, counts)
                 batch_chunks = max(1, SEND_BYTES * len(batch) // size)
                 sent, sent_bytes = sent + len(batch), sent_bytes + size
-                wanted.difference_update(batch)
+                wanted ^= bits_of(batch)
                 waits_until = self._clock() + patience
             elif wanted:
                 left = waits_until - self._clock()
@@ -224,21 +227,20 @@ class ChunkServer:
                 with trio.move_on_after(min(left, LOOK_SECONDS)):
                     await arrival.wait()
         if barred:
-            age = self._clock() - since
+            age = self._clock() - serving.since
             raise Refused(
                 "served-twice",
-                f"{len(barred)} of these chunks were sent to you {SERVINGS_MAX} times already",
+                f"{barred.bit_count()} of these chunks were sent to you {SERVINGS_MAX} times already",
                 retry_seconds=max(0.0, SERVINGS_FORGET_SECONDS - age),
             )
         with trio.fail_after(SEND_SECONDS):
             await channel.send(end=True)
         return sent, sent_bytes
 
-    async def _send_batch(
-        self, channel: Channel, manifest_hash: bytes, batch: Sequence[int], counts: dict[int, int]
-    ) -> int:
-        for index in batch:  # before anything is awaited: a second stream of the same peer must see it
-            counts[index] = counts.get(index, 0) + 1
+    async def _send_batch(self, channel: Channel, manifest_hash: bytes, batch: Sequence[int], counts: list[int]) -> int:
+        now = bits_of(batch)
+        for place, fewer in enumerate(counts):  # before anything is awaited: a second stream of that peer must see it
+            counts[place], now = fewer | now, fewer & now
         try:
             chunks = await self._store.get_chunks(manifest_hash, batch)
         except KeyError:
@@ -252,10 +254,9 @@ class ChunkServer:
         self._traffic.setdefault(channel.peer, PeerTraffic()).sent_bytes += size
         return size
 
-    def _counts(self, peer: str, manifest_hash: bytes) -> tuple[float, dict[int, int]]:
+    def _serving(self, manifest_hash: bytes) -> _Serving:
         now = self._clock()
         for known, serving in list(self._servings.items()):
             if now >= serving.since + SERVINGS_FORGET_SECONDS:
                 del self._servings[known]
-        serving = self._servings.setdefault(manifest_hash, _Serving(now))
-        return serving.since, serving.counts.setdefault(peer, {})
+        return self._servings.setdefault(manifest_hash, _Serving(now))

@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .bitmap import below, spread
 from .errors import BadChunk, SchemaViolation
 from .messages import CHUNK_BYTES_MAX, KIB
 
@@ -118,13 +119,12 @@ def range_of(wanted: Collection[int]) -> ChunkRange:
     return ChunkRange(first, last + 1, 1, bytes(have))
 
 
-def wanted_by(request: ChunkRequest, chunks: int) -> list[int]:
-    """Chunk indices a request asks for, in order. Raises SchemaViolation when it reaches outside the snapshot."""
+def wanted_by(request: ChunkRequest, chunks: int) -> int:
+    """Chunks a request asks for, as a `bitmap`. Raises SchemaViolation when it reaches outside the snapshot."""
     if request.stop > chunks or request.first >= request.stop:
         raise SchemaViolation(f"chunks {request.first} to {request.stop} asked of a snapshot of {chunks}")
     span = range(request.first, request.stop, request.stride)
-    have = request.have
-    if len(have) > -(-len(span) // 8):
-        raise SchemaViolation(f"a bitmap of {len(have)} bytes for {len(span)} chunks")
-    bits = 8 * len(have)
-    return [index for place, index in enumerate(span) if place >= bits or not have[place // 8] >> (place % 8) & 1]
+    if len(request.have) > -(-len(span) // 8):
+        raise SchemaViolation(f"a bitmap of {len(request.have)} bytes for {len(span)} chunks")
+    places = below(len(span)) & ~int.from_bytes(request.have, "little")
+    return spread(places, request.stride) << request.first

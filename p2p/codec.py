@@ -9,13 +9,15 @@ import msgpack
 import numpy as np
 from pydantic import ValidationError
 
-from .errors import FrameTooLarge, MalformedFrame, SchemaViolation, UnexpectedMessage
-from .messages import Message, Record, Refusal
+from .errors import FrameTooLarge, MalformedFrame, OwnFrameTooLarge, SchemaViolation, UnexpectedMessage
+from .messages import CHUNK_BYTES_MAX, Chunk, Message, Record, Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
+
+    from .transport import Piece
 
 R = TypeVar("R", bound=Record)
 M = TypeVar("M", bound=Message)
@@ -23,6 +25,21 @@ M = TypeVar("M", bound=Message)
 LENGTH = struct.Struct(">I")
 END = LENGTH.pack(0)
 """A frame of length 0: the sender has said everything. A stream that ends without it was cut."""
+
+SHORT = struct.Struct(">H")
+
+SPLIT_BYTES = 4096
+"""Data of a chunk below it are not worth a piece of their own."""
+
+_CHUNK_DATA = bytes(msgpack.packb("data"))
+_CHUNK_START = bytes(msgpack.packb({"type": Chunk.TYPE, "body": {"index": 0, "data": 0}}))[: -len(_CHUNK_DATA) - 2]
+"""A chunk's frame up to its index, and what stands between the index and the data."""
+
+_INTEGER_BYTES = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
+"""What msgpack's unsigned integers take, by their first byte; those below 128 are their first byte."""
+
+CHUNK_HEAD_BYTES_MAX = len(_CHUNK_START) + 9 + len(_CHUNK_DATA) + 5
+"""A chunk's frame up to its data, at the most."""
 
 CONTAINER_ITEMS_MAX = 1 << 20
 """Upper bound msgpack puts on any array or map, far above the largest legal one (chunk hashes are raw bytes)."""
@@ -42,11 +59,52 @@ def decode_record(data: bytes, kind: type[R]) -> R:
 
 
 def encode_frame(message: Message) -> bytes:
-    """Length, then the msgpack map. Raises FrameTooLarge when the message is above its own type's bound (our fault)."""
+    """Length, then the msgpack map. Raises OwnFrameTooLarge when the message is above its own type's bound."""
     body = msgpack.packb({"type": message.TYPE, "body": message.model_dump()}, use_bin_type=True)
     if len(body) > message.BYTES_MAX:
-        raise FrameTooLarge(f"{message.TYPE} of {len(body)} bytes is above its bound of {message.BYTES_MAX}")
+        raise OwnFrameTooLarge(f"{message.TYPE} of {len(body)} bytes is above its bound of {message.BYTES_MAX}")
     return LENGTH.pack(len(body)) + bytes(body)
+
+
+def frame_parts(message: Message) -> tuple[bytes, ...]:
+    """`encode_frame(message)` in pieces to be sent one after the other: a chunk's data are not copied."""
+    if type(message) is not Chunk or not SPLIT_BYTES <= len(message.data) <= CHUNK_BYTES_MAX:
+        return (encode_frame(message),)
+    data = message.data
+    head = _CHUNK_START + msgpack.packb(message.index) + _CHUNK_DATA
+    head += b"\xc5" + SHORT.pack(len(data)) if len(data) < 1 << 16 else b"\xc6" + LENGTH.pack(len(data))
+    return LENGTH.pack(len(head) + len(data)) + head, data
+
+
+def decode_parts(parts: Sequence[Piece], *expected: type[M]) -> M | Refusal:
+    """`decode_frame` of a body that came in pieces: a chunk's data are put together once and not copied again."""
+    found = _chunk_head(parts) if Chunk in expected else None
+    if found is None:
+        return decode_frame(b"".join(parts), *expected)
+    index, start = found
+    data = b"".join((memoryview(parts[0])[start:], *parts[1:]))
+    chunk: M = _validate({"index": index, "data": data}, Chunk)  # type: ignore[assignment]  # one of those expected
+    return chunk
+
+
+def _chunk_head(parts: Sequence[Piece]) -> tuple[int, int] | None:
+    """(index, where its data begin) of a chunk written as `frame_parts` does; None for any other frame."""
+    head = bytes(parts[0][:CHUNK_HEAD_BYTES_MAX])
+    at = len(_CHUNK_START)
+    if len(head) < CHUNK_HEAD_BYTES_MAX or not head.startswith(_CHUNK_START):
+        return None
+    name = at + _INTEGER_BYTES.get(head[at], 1)
+    kind = name + len(_CHUNK_DATA)
+    if head[at] in range(0x80, 0xCC) or head[at] > 0xCF or head[name:kind] != _CHUNK_DATA:
+        return None
+    announced = {0xC5: SHORT, 0xC6: LENGTH}.get(head[kind])
+    if announced is None:
+        return None
+    (length,) = announced.unpack_from(head, kind + 1)
+    start = kind + 1 + announced.size
+    if not SPLIT_BYTES <= length <= CHUNK_BYTES_MAX or start + length != sum(map(len, parts)):
+        return None
+    return int(msgpack.unpackb(head[at:name])), start
 
 
 def check_length(length: int, expected: Iterable[type[Message]]) -> None:

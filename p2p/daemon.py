@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from pydantic import BaseModel
 
+from . import open_files
 from .errors import ConfigurationError, Echo2Error
 
 if TYPE_CHECKING:
@@ -241,6 +242,7 @@ def run_daemon(serve: Callable[[], Awaitable[None]]) -> None:
 
     A second signal, when the first one's cleaning up is stuck, ends the process at once.
     """
+    open_files.raise_bound()
     trio.run(_until_signalled, serve, restrict_keyboard_interrupt_to_checkpoints=True)
 
 

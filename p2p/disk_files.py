@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .chunks import ContentHashes, chunk_bytes_for, hash_pieces
 from .errors import ConfigurationError, StorageFailed, StorageFull
@@ -18,6 +18,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
+class Stamp(NamedTuple):
+    """What changes when somebody writes to a file, or puts another in its place.
+
+    Not a proof: times are those of the kernel's ticks, so a write within 10 ms of our own goes unnoticed.
+    """
+
+    device: int
+    inode: int
+    length_bytes: int
+    modified_nanoseconds: int
+    changed_nanoseconds: int
+
+
+def stamp_of(opened: FileIO) -> Stamp:
+    """As the file is now."""
+    status = os.fstat(opened.fileno())
+    return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,13 +23,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from .bitmap import below, bits_of, indices_in
 from .chunks import chunks_of, extent, hash_pieces, verify_chunk
 from .codec import decode_record, encode_record
 from .disk_files import (
+    Stamp,
     measure,
     pieces_of,
     read_accepted,
     read_at,
+    stamp_of,
     storage_errors,
     sync,
     write_accepted,
@@ -39,6 +43,7 @@ from .errors import BadChunk, ConfigurationError, ProtocolError, StorageFull, Tr
 from .identity import payload_hash
 from .manifest import highest_of, is_below
 from .messages import Manifest, Signed
+from .recent_chunks import RecentChunks
 from .store import Accepted, Snapshot
 
 if TYPE_CHECKING:
@@ -58,9 +63,13 @@ MANIFEST_FILE_BYTES_MAX = 32 << 20
 
 @dataclass(slots=True)
 class _Entry:
+    """`written` is how the file looked after our last write; None when not all of it was written by this process."""
+
     manifest: Manifest
-    held: set[int] = field(default_factory=set)
+    held: int = 0
     whole: bool = False
+    written: Stamp | None = None
+    writing: threading.Lock = field(default_factory=threading.Lock)
 
 
 class DiskStore:
@@ -74,6 +83,7 @@ class DiskStore:
         self._bytes_max = bytes_max
         self._lock = trio.Lock()  # one change of the set of snapshots at a time; chunks need none
         self._entries: dict[bytes, _Entry] = {}
+        self._recent = RecentChunks()
         self._accepted: dict[tuple[str, str], Accepted] = {}
         try:
             for name in ("partial", "whole", "trash"):
@@ -95,13 +105,17 @@ class DiskStore:
             for other_hash, other in list(self._entries.items()):
                 if not other.whole and is_below(other.manifest, manifest):
                     await self._discard(other_hash)
-            held = await self._in_thread(self._make_room, signed, manifest, manifest_hash)
-            self._entries[manifest_hash] = _Entry(manifest, held)
+            held, written = await self._in_thread(self._make_room, signed, manifest, manifest_hash)
+            self._entries[manifest_hash] = _Entry(manifest, held, written=written)
 
     def chunks_held(self, manifest_hash: bytes) -> frozenset[int]:
         """See `SnapshotStore`."""
+        return frozenset(indices_in(self.held_bits(manifest_hash)))
+
+    def held_bits(self, manifest_hash: bytes) -> int:
+        """See `SnapshotStore`."""
         entry = self._entries.get(manifest_hash)
-        return frozenset(entry.held) if entry else frozenset()
+        return entry.held if entry else 0
 
     async def put_chunk(self, manifest_hash: bytes, index: int, data: bytes) -> None:
         """See `SnapshotStore`."""
@@ -112,15 +126,17 @@ class DiskStore:
         entry = self._entries[manifest_hash]
         for index, _ in chunks:
             extent(entry.manifest, index)
-        new = [(index, data) for index, data in chunks if index not in entry.held]
+        new = [(index, data) for index, data in chunks if not entry.held >> index & 1]
         if not new:
             return
-        kept: list[int] = []
+        kept: list[tuple[int, bytes]] = []
         try:
-            wrong = await self._in_thread(self._write, manifest_hash, entry.manifest, new, kept)
+            wrong = await self._in_thread(self._write, manifest_hash, entry, new, kept)
         finally:
             if self._entries.get(manifest_hash) is entry:
-                entry.held.update(kept)
+                entry.held |= bits_of(index for index, _ in kept)
+                for index, data in kept:
+                    self._recent.keep(manifest_hash, index, data)
         if wrong:
             raise wrong
 
@@ -129,11 +145,15 @@ class DiskStore:
         return (await self.get_chunks(manifest_hash, [index]))[0]
 
     async def get_chunks(self, manifest_hash: bytes, indices: Sequence[int]) -> list[bytes]:
-        """See `SnapshotStore`. One thread hop for all of them."""
+        """See `SnapshotStore`. From memory when all of them came just now, else one thread hop for all of them."""
         entry = self._entries[manifest_hash]
         for index in indices:
-            if index not in entry.held:
+            if not entry.held >> index & 1:
                 raise KeyError(index)
+        recent = self._recent.get(manifest_hash, indices)
+        if recent is not None:
+            await trio.lowlevel.checkpoint()
+            return recent
         return await self._in_thread(self._read, manifest_hash, entry.manifest, indices)
 
     async def complete(self, manifest_hash: bytes) -> Snapshot:
@@ -193,9 +213,9 @@ class DiskStore:
         entry = self._entries[manifest_hash]
         if not entry.whole:
             count = chunks_of(entry.manifest)
-            if len(entry.held) < count:
-                raise Truncated(f"only {len(entry.held)} of {count} chunks are here")
-            if not await self._in_thread(self._verify_and_move, manifest_hash, entry.manifest):
+            if entry.held.bit_count() < count:
+                raise Truncated(f"only {entry.held.bit_count()} of {count} chunks are here")
+            if not await self._in_thread(self._verify_and_move, manifest_hash, entry):
                 await self._discard(manifest_hash)
                 raise BadChunk("every chunk verified, but the whole is not the snapshot the manifest names")
             entry.whole = True
@@ -204,6 +224,7 @@ class DiskStore:
     async def _discard(self, manifest_hash: bytes) -> None:
         await self._in_thread(self._remove, manifest_hash)
         self._entries.pop(manifest_hash, None)
+        self._recent.drop(manifest_hash)
 
     async def _install(self, signed: Signed, manifest: Manifest, path: Path, *, keep: bool) -> Snapshot:
         manifest_hash = payload_hash(signed)
@@ -211,7 +232,7 @@ class DiskStore:
             entry = self._entries.get(manifest_hash)
             if entry is None or not entry.whole:
                 await self._in_thread(self._link_and_move, signed, manifest, manifest_hash, path, keep)
-                self._entries[manifest_hash] = _Entry(manifest, set(range(chunks_of(manifest))), whole=True)
+                self._entries[manifest_hash] = _Entry(manifest, below(chunks_of(manifest)), whole=True)
             return self._snapshot(manifest_hash)
 
     # in a thread
@@ -227,22 +248,21 @@ class DiskStore:
                 manifest = decode_record(signed.payload, Manifest)
                 whole = (folder / "snapshot.gguf").stat().st_size == manifest.length_bytes
                 if whole and payload_hash(signed).hex() == folder.name:
-                    held = set(range(chunks_of(manifest)))
-                    self._entries[payload_hash(signed)] = _Entry(manifest, held, whole=True)
+                    self._entries[payload_hash(signed)] = _Entry(manifest, below(chunks_of(manifest)), whole=True)
                     return
         self._trash(folder)  # damaged from outside: of no use, and never to be taken for whole
 
-    def _make_room(self, signed: Signed, manifest: Manifest, manifest_hash: bytes) -> set[int]:
+    def _make_room(self, signed: Signed, manifest: Manifest, manifest_hash: bytes) -> tuple[int, Stamp | None]:
         folder = self._folder("partial", manifest_hash)
         file = folder / "snapshot.gguf"
-        held: set[int] = set()
         if file.exists() and file.stat().st_size == manifest.length_bytes:
+            held = 0
             with file.open("rb", buffering=0) as opened:
                 for index, piece in enumerate(pieces_of(opened, manifest.chunk_bytes)):
                     with suppress(BadChunk):
                         verify_chunk(manifest, index, piece)
-                        held.add(index)
-            return held
+                        held |= 1 << index
+            return held, None
         self._check_room(manifest.length_bytes)
         folder.mkdir(exist_ok=True)
         write_file(folder / "manifest", encode_record(signed), durable=False)
@@ -252,10 +272,10 @@ class DiskStore:
                     os.posix_fallocate(opened.fileno(), 0, manifest.length_bytes)
                 else:
                     opened.truncate(manifest.length_bytes)
+                return 0, stamp_of(opened)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)  # half the room is of no use, and others may need it
             raise
-        return held
 
     def _check_room(self, length_bytes: int) -> None:
         free = shutil.disk_usage(self._root).free
@@ -273,20 +293,31 @@ class DiskStore:
                 )
 
     def _write(
-        self, manifest_hash: bytes, manifest: Manifest, chunks: Sequence[tuple[int, bytes]], kept: list[int]
+        self,
+        manifest_hash: bytes,
+        entry: _Entry,
+        chunks: Sequence[tuple[int, bytes]],
+        kept: list[tuple[int, bytes]],
     ) -> BadChunk | None:
         wrong: BadChunk | None = None
+        good: list[tuple[int, bytes]] = []
+        for index, data in chunks:
+            try:
+                verify_chunk(entry.manifest, index, data)
+                good.append((index, data))
+            except BadChunk as error:
+                wrong = wrong or error
         path = self._folder("partial", manifest_hash) / "snapshot.gguf"
-        with path.open("r+b", buffering=0) as opened:
-            for index, data in chunks:
-                try:
-                    verify_chunk(manifest, index, data)
-                except BadChunk as error:
-                    wrong = wrong or error
-                    continue
-                opened.seek(extent(manifest, index)[0])
+        # Two sources' batches one after the other: in between, the stamp would be wrong.
+        with entry.writing, path.open("r+b", buffering=0) as opened:
+            ours = entry.written is not None and entry.written == stamp_of(opened)
+            entry.written = None
+            for index, data in good:
+                opened.seek(extent(entry.manifest, index)[0])
                 write_all(opened, data)
-                kept.append(index)
+                kept.append((index, data))
+            if ours:
+                entry.written = stamp_of(opened)
         return wrong
 
     def _read(self, manifest_hash: bytes, manifest: Manifest, indices: Sequence[int]) -> list[bytes]:
@@ -297,12 +328,15 @@ class DiskStore:
                     return [read_at(opened, *extent(manifest, index)) for index in indices]
         raise KeyError(manifest_hash)
 
-    def _verify_and_move(self, manifest_hash: bytes, manifest: Manifest) -> bool:
-        folder = self._folder("partial", manifest_hash)
+    def _verify_and_move(self, manifest_hash: bytes, entry: _Entry) -> bool:
+        """The whole is read again unless it was written here, verified chunk by chunk, and by nobody else since."""
+        folder, manifest = self._folder("partial", manifest_hash), entry.manifest
         with (folder / "snapshot.gguf").open("r+b", buffering=0) as opened:
-            found = hash_pieces(pieces_of(opened, manifest.chunk_bytes), manifest.chunk_bytes)
-            if found.snapshot_sha256 != manifest.snapshot_sha256:
-                return False
+            plain = (manifest.kind, manifest.codec) == ("full", "raw")  # or else the hash is of the decoded bytes
+            if not plain or entry.written is None or entry.written != stamp_of(opened):
+                found = hash_pieces(pieces_of(opened, manifest.chunk_bytes), manifest.chunk_bytes)
+                if found.snapshot_sha256 != manifest.snapshot_sha256:
+                    return False
             os.fsync(opened.fileno())
         self._move(folder, manifest_hash)
         return True

@@ -292,10 +292,10 @@ class Download:
                 return
 
     def _kept(self, peer: str, number: int, batch: list[tuple[int, bytes]]) -> None:
-        held = self._around.store.chunks_held(self.manifest_hash)
-        arrived = [index for index, _ in batch if index in held]
+        held = self._around.store.held_bits(self.manifest_hash)
+        arrived = [index for index, _ in batch if held >> index & 1]
         traffic = self._around.traffic.setdefault(peer, PeerTraffic())
-        traffic.received_bytes += sum(len(data) for index, data in batch if index in held)
+        traffic.received_bytes += sum(len(data) for index, data in batch if held >> index & 1)
         self._finishing[number].difference_update(arrived)
         if arrived:
             self._around.announce()

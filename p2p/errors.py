@@ -11,6 +11,10 @@
 
 from __future__ import annotations
 
+RETRY_SECONDS_MAX = 900.0
+"""Longest that any peer's word keeps us from asking again. Above the longest that we ask of others (ten minutes, of who
+was served twice); a mended peer, or a number nobody meant, costs a quarter of an hour."""
+
 
 class Echo2Error(Exception):
     """Base of every error this project raises on purpose; `str(error)` is fit to show a person."""
@@ -25,13 +29,16 @@ class Unreachable(Echo2Error):
 
 
 class Refused(Echo2Error):
-    """A peer understood the request and said no. `code` is stable; `retry_seconds` is None when it is final."""
+    """A peer understood the request and said no. `code` is stable; `retry_seconds` is None when it is final.
+
+    More than `RETRY_SECONDS_MAX` is cut to it, here, so that no way of obeying a refusal can forget to.
+    """
 
     def __init__(self, code: str, detail: str, retry_seconds: float | None = None) -> None:
         super().__init__(f"{detail} [{code}]")
         self.code = code
         self.detail = detail
-        self.retry_seconds = retry_seconds
+        self.retry_seconds = None if retry_seconds is None else min(retry_seconds, RETRY_SECONDS_MAX)
 
 
 class StorageFailed(Echo2Error):
@@ -52,6 +59,10 @@ class Truncated(ProtocolError):
 
 class FrameTooLarge(ProtocolError):
     """A frame's announced length is above the bound of the expected message types."""
+
+
+class OwnFrameTooLarge(FrameTooLarge):
+    """A message of our own is above its bound: our fault, never held against the peer that it was for."""
 
 
 class MalformedFrame(ProtocolError):

@@ -127,7 +127,8 @@ def load_or_create_identity(path: Path) -> Identity:
 
 def _write_once(path: Path, seed: bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    binary = getattr(os, "O_BINARY", 0)  # Windows would write a byte that is a line end as two
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | binary, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(seed)

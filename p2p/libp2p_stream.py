@@ -13,6 +13,7 @@ from .errors import Unreachable
 
 if TYPE_CHECKING:
     from .libp2p_yamux import Traffic, Yamux
+    from .transport import Piece
 
 HEADER = struct.Struct(">BBHII")
 """Version, frame type, flags, stream id, length (of the payload; of anything else, its value)."""
@@ -39,7 +40,7 @@ class YamuxStream:
 
     def __init__(self, connection: Yamux, stream_id: int) -> None:
         self.stream_id = stream_id
-        self.outgoing = memoryview(b"")
+        self.outgoing_bytes = 0
         self.send_window = WINDOW_BYTES
         self.receive_window = WINDOW_BYTES
         self.touched_at = trio.current_time()
@@ -51,7 +52,10 @@ class YamuxStream:
         self._window_target = WINDOW_BYTES
         self._credit = 0
         self._credited_at = trio.current_time()
-        self._received: deque[bytes | bytearray] = deque()
+        self._outgoing: deque[memoryview] = deque()
+        self._received: deque[Piece] = deque()
+        self._received_bytes = 0
+        self._wanted_bytes = 1
         self._reset_reason: str | None = None
         self._dropped = False
         self._sending = False
@@ -68,7 +72,7 @@ class YamuxStream:
         """The connection it runs on."""
         return self._connection
 
-    async def send_all(self, data: bytes) -> None:
+    async def send_all(self, *data: bytes) -> None:
         """Returns when the writer has taken everything. Cancelled in between, an unknown part was sent: reset then."""
         await trio.lowlevel.checkpoint()
         self._raise_if_dead()
@@ -77,34 +81,46 @@ class YamuxStream:
         if self._sending:
             raise trio.BusyResourceError("two tasks send on one stream")
         self._sending = True
-        self.outgoing = memoryview(data)
+        self._outgoing.extend(memoryview(part) for part in data if part)
+        self.outgoing_bytes = sum(map(len, self._outgoing))
         try:
             self._connection.sender_waits(self)
-            while self.outgoing:
+            while self.outgoing_bytes:
                 self._sendable = trio.Event()
                 await self._sendable.wait()
-                if self.outgoing:  # all taken before the stream died: what the peer said about it is still to be read
+                # All taken before the stream died: what the peer said about it is still to be read.
+                if self.outgoing_bytes:
                     self._raise_if_dead()
         finally:
-            self.outgoing = memoryview(b"")
+            self._outgoing.clear()
+            self.outgoing_bytes = 0
             self._sending = False
 
     async def receive_some(self, max_bytes: int) -> bytes:
         """Buffered bytes first, even when the stream has died since; then b"" after FIN, else Unreachable."""
         await trio.lowlevel.checkpoint()
         while not self._received:
-            if self.fin_received and not self._dropped:
+            if not await self._more(1):
                 return b""
-            self._raise_if_dead()
-            self._receivable = trio.Event()
-            await self._receivable.wait()
-        head = self._received.popleft()
-        if len(head) > max_bytes:
-            self._received.appendleft(head[max_bytes:])
-            head = head[:max_bytes]
-        self._connection.unbuffered(len(head))
-        self._give_credit(len(head))
+        head = self._pop(max_bytes)
+        self._read(len(head))
         return bytes(head)
+
+    async def receive_parts(self, max_bytes: int) -> list[Piece]:
+        """Fewer bytes only when the sender waits for room, or there are no more: being woken for each costs as much as
+        decrypting it.
+        """
+        await trio.lowlevel.checkpoint()
+        while self._received_bytes < max_bytes and not (self._received and self._crowded):
+            if not await self._more(max_bytes):
+                break
+        parts: list[Piece] = []
+        count = 0
+        while self._received and count < max_bytes:
+            parts.append(self._pop(max_bytes - count))
+            count += len(parts[-1])
+        self._read(count)
+        return parts
 
     async def close_write(self) -> None:
         """Queue FIN behind what was sent."""
@@ -155,10 +171,24 @@ class YamuxStream:
             self._reset_reason = reason
         if drop:
             self._dropped = True
-            self._connection.unbuffered(sum(map(len, self._received)))
+            self._connection.unbuffered(self._received_bytes)
             self._received.clear()
+            self._received_bytes = 0
         self.wake_sender()
         self._receivable.set()
+
+    def take(self, count: int) -> list[memoryview]:
+        """The next `count` bytes to be sent, of at least so many."""
+        self.outgoing_bytes -= count
+        taken: list[memoryview] = []
+        while count:
+            part = self._outgoing.popleft()
+            if len(part) > count:
+                self._outgoing.appendleft(part[count:])
+                part = part[:count]
+            taken.append(part)
+            count -= len(part)
+        return taken
 
     def wake_sender(self) -> None:
         """The writer took everything, or the stream died."""
@@ -173,7 +203,7 @@ class YamuxStream:
             raise PeerFault(f"sent {count} bytes after the end of the stream")
         self.receive_window -= count
 
-    def arrived(self, payload: bytes) -> None:
+    def arrived(self, payload: bytes | memoryview) -> None:
         """Bytes of a frame that was announced."""
         if self._dropped:
             return
@@ -185,8 +215,10 @@ class YamuxStream:
             last += payload
         else:
             self._received.append(bytearray(payload) if len(payload) < SMALL_BYTES else payload)
+        self._received_bytes += len(payload)
         self._connection.buffered(len(payload))
-        self._receivable.set()
+        if self._received_bytes >= self._wanted_bytes or self._crowded:
+            self._receivable.set()
 
     def finished(self) -> None:
         """The peer sends no more."""
@@ -194,6 +226,36 @@ class YamuxStream:
         if self.fin_sent:
             self._connection.forget(self.stream_id)
         self._receivable.set()
+
+    async def _more(self, wanted_bytes: int) -> bool:
+        """Wait until about so many bytes are here. False when no more come; raises Unreachable when none are left."""
+        if self.fin_received and not self._dropped:
+            return False
+        if self._reset_reason is not None and self._received:
+            return False
+        self._raise_if_dead()
+        self._wanted_bytes = wanted_bytes
+        self._receivable = trio.Event()
+        await self._receivable.wait()
+        return True
+
+    @property
+    def _crowded(self) -> bool:
+        """Half the window is used up: what is here must be read before the sender gets room again."""
+        return self.receive_window < self._window_target // 2
+
+    def _pop(self, max_bytes: int) -> Piece:
+        head = self._received.popleft()
+        if len(head) > max_bytes:
+            view = memoryview(head)
+            self._received.appendleft(view[max_bytes:])
+            head = view[:max_bytes]
+        return head
+
+    def _read(self, count: int) -> None:
+        self._received_bytes -= count
+        self._connection.unbuffered(count)
+        self._give_credit(count)
 
     def _raise_if_dead(self) -> None:
         if self._reset_reason is not None:

@@ -19,6 +19,7 @@ import random
 import time
 from collections import Counter, OrderedDict
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -33,8 +34,9 @@ from .libp2p_tcp import BufferedTcp, HostPort, OverStream, listen, listening_add
 from .libp2p_upgrade import HANDSHAKE_SECONDS, Upgrader
 from .libp2p_yamux import Yamux
 from .line import LOOK_SECONDS
+from .open_files import connections_max
 from .peer_memory import PeerMemory
-from .rates import Limiter
+from .rates import Limiter, Throughput
 from .transport_view import TransportView, ban_views, connection_views, unreachable_views
 
 if TYPE_CHECKING:
@@ -96,12 +98,17 @@ async def open_libp2p_transport(
             parse_address(address)
         except ValueError as error:
             raise ConfigurationError(f"cannot announce: {error}") from error
+    limits = limits or TransportLimits()
+    if listen_on:
+        most = connections_max(limits.inbound_max)
+        # Silent strangers may hold half of the places at most: the other half is for those who proved a key.
+        limits = replace(limits, inbound_max=most, handshakes_max=max(1, min(limits.handshakes_max, most // 2)))
     listeners = await listen(listen_on)
     addresses = tuple(announce) or listening_addresses(listeners)
     body_error: Exception | None = None
     async with trio.open_nursery() as connections:
         transport = Libp2pTransport(
-            identity, addresses, connections, limits or TransportLimits(), state_dir=state_dir, allow=allow, wall=wall
+            identity, addresses, connections, limits, state_dir=state_dir, allow=allow, wall=wall
         )
         try:
             async with trio.open_nursery() as handlers:
@@ -153,6 +160,7 @@ class Libp2pTransport:
         self._buffers = Buffers(each_max=limits.connection_buffer_bytes_max, total_max=limits.buffer_bytes_max)
         self._upload = Limiter(limits.upload_bits_per_second)
         self._download = Limiter(limits.download_bits_per_second)
+        self._sent, self._received = Throughput(), Throughput()
         self._memory = PeerMemory(state_dir, limits.offences_max, random.SystemRandom().random, wall)
         self._dialling = Dialling(self._pool, self._memory, self._dial_endpoint, self._raise_if_refused)
         self.dial_strategies = self._dialling.strategies
@@ -189,7 +197,9 @@ class Libp2pTransport:
             if connection is None:
                 connection = await self.connect(peer, traffic)
             try:
-                return await self.open_on(connection, protocol)
+                stream = await self.open_on(connection, protocol)
+                connection.carries_bulk |= traffic == "bulk"
+                return stream
             except Unreachable:
                 # A connection from before the peer's crash looks alive until it is used: then dial anew, once.
                 if fresh or connection.usable:
@@ -247,11 +257,14 @@ class Libp2pTransport:
 
     def view(self) -> TransportView:
         """The state now."""
+        now = trio.current_time()
         return TransportView(
             upload_bits_per_second_max=self._limits.upload_bits_per_second,
             download_bits_per_second_max=self._limits.download_bits_per_second,
             sent_bytes=self._upload.passed_bytes,
             received_bytes=self._download.passed_bytes,
+            sent_bits_per_second=self._sent.bits_per_second(self._upload.passed_bytes, now),
+            received_bits_per_second=self._received.bits_per_second(self._download.passed_bytes, now),
             inbound_connections=self._admission.total,
             unread_bytes=self._buffers.total,
             connections=connection_views(self._pool),
@@ -428,6 +441,8 @@ class Libp2pTransport:
 
     async def _mind_lines(self) -> None:
         while True:
+            self._sent.note(self._upload.passed_bytes, trio.current_time())
+            self._received.note(self._download.passed_bytes, trio.current_time())
             await trio.sleep(LOOK_SECONDS)
             for connection in self._pool:
                 connection.mind_the_queue()
@@ -471,7 +486,11 @@ class Libp2pTransport:
         # Upstream fault: an exception here, libp2p's own for a malformed line included, would end the whole host.
         try:
             protocol = await answer(stream, self._protocols)
-            stream.says_what_for("bulk" if protocol in _BULK_IDS else "control")
+            bulk = protocol in _BULK_IDS
+            if bulk and stream.connection.via == "relay":
+                raise Unreachable("megabytes are not sent through a relay: it pays for what it carries")
+            stream.says_what_for("bulk" if bulk else "control")
+            stream.connection.carries_bulk |= bulk
             await self._handlers[protocol](stream)
         except Unreachable as error:
             log.debug("stream from %s: %s", stream.peer, error)

@@ -118,8 +118,9 @@ class Socket(Protocol):
 class Yamux:
     """All streams of one connection. `run` serves it until it ends; `closed` tells why, once it has.
 
-    Set by its owner: `via`, how it came about; `traffic`, what it is for, None while that is not known; `keep`, not to
-    be closed when idle; `remote`, where its other end is seen. `fault` is what the peer broke, if that was the end.
+    Set by its owner: `via`, how it came about; `traffic`, what it is for, None while that is not known; `carries_bulk`,
+    megabytes went over it, whatever it is for: such a one is paced from then on; `keep`, not to be closed when idle;
+    `remote`, where its other end is seen. `fault` is what the peer broke, if that was the end.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Yamux:
         self.initiator = initiator
         self.via: Via = "direct"
         self.traffic: Traffic | None = None
+        self.carries_bulk = False
         self.keep = False
         self.remote: tuple[str, int] | None = None
         self.fault: str | None = None
@@ -202,7 +204,7 @@ class Yamux:
 
     def mind_the_queue(self) -> None:
         """Called now and then: bulk must not fill the line's queue, where everything else would wait behind it."""
-        if self.traffic == "bulk" and self.sending:
+        if self.carries_bulk and self.sending:
             self._socket.mind_the_queue()
 
     def open_stream(self) -> YamuxStream:
@@ -253,7 +255,7 @@ class Yamux:
     # Called by the streams.
 
     def sender_waits(self, stream: YamuxStream) -> None:
-        """`stream.outgoing` has bytes to send."""
+        """`stream` has bytes to send."""
         if stream.send_window > 0 and stream not in self._waiting:
             self._waiting.append(stream)
             self._writable.set()
@@ -320,7 +322,7 @@ class Yamux:
             return b"".join(parts)
         if self._turn is None and self._waiting:
             each = min(FRAME_BYTES, self._upload.grant_bytes)
-            wanted = sum(min(len(one.outgoing), one.send_window, each) + HEADER.size for one in self._waiting)
+            wanted = sum(min(one.outgoing_bytes, one.send_window, each) + HEADER.size for one in self._waiting)
             weight = len(self._waiting) * (1 if self.traffic == "bulk" else CONTROL_WEIGHT)
             self._turn = self._upload.ask(self, min(wanted, BATCH_BYTES), weight, self._wake)
         if self._turn is not None and self._turn.granted:
@@ -336,14 +338,13 @@ class Yamux:
             if room <= 0:
                 break
             stream = self._waiting.popleft()
-            count = min(len(stream.outgoing), stream.send_window, each, room)
+            count = min(stream.outgoing_bytes, stream.send_window, each, room)
             if count:
-                parts += (HEADER.pack(0, DATA, 0, stream.stream_id, count), stream.outgoing[:count])
-                stream.outgoing = stream.outgoing[count:]
+                parts += (HEADER.pack(0, DATA, 0, stream.stream_id, count), *stream.take(count))
                 stream.send_window -= count
                 stream.touched_at = trio.current_time()
                 room -= count + HEADER.size
-            if not stream.outgoing:
+            if not stream.outgoing_bytes:
                 stream.wake_sender()
             elif stream.send_window > 0:
                 self._waiting.append(stream)
@@ -375,7 +376,9 @@ class Yamux:
                 count = min(self._payload_left, len(data) - offset)
                 self._payload_left -= count
                 if self._payload_of is not None:
-                    self._payload_of.arrived(data[offset : offset + count])
+                    # Without a copy when the frame fills the message; else a small piece would keep a large one.
+                    whole = 2 * count >= len(data)
+                    self._payload_of.arrived((memoryview(data) if whole else data)[offset : offset + count])
                 offset += count
                 if not self._payload_left:
                     self._payload_ended()
@@ -423,7 +426,7 @@ class Yamux:
             if stream.send_window + length > SEND_WINDOW_MAX:
                 raise PeerFault(f"raised a window beyond {SEND_WINDOW_MAX} bytes")
             stream.send_window += length
-            if stream.outgoing:
+            if stream.outgoing_bytes:
                 self.sender_waits(stream)
             if flags & FIN:
                 stream.finished()
@@ -469,7 +472,8 @@ class Yamux:
             self._ping_value = (self._ping_value + 1) % 2**32
             self._ping_sent_at = trio.current_time()
             self.send_control(PING, SYN, 0, self._ping_value)
-            await trio.sleep(min(PING_SECONDS, max(SILENT_SECONDS_MAX - (trio.current_time() - heard_at), 0.0)))
+            left = SILENT_SECONDS_MAX - (trio.current_time() - heard_at)  # rounded: a hair may stay, again and again
+            await trio.sleep(min(PING_SECONDS, max(left, STALL_GRACE_SECONDS)))
             if self.heard_bytes == heard and trio.current_time() - heard_at >= SILENT_SECONDS_MAX:
                 # After a stall of this very process its timers are due before the socket was read: let it be read.
                 await trio.sleep(STALL_GRACE_SECONDS)

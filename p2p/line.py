@@ -88,6 +88,8 @@ def read_line(connection: socket.socket | trio.socket.SocketType) -> Line | None
 
 def set_pace(connection: socket.socket | trio.socket.SocketType, pace: float | None) -> None:
     """Tell the kernel; one that does not know how goes on as it was."""
+    if sys.platform != "linux":  # elsewhere the number may mean something else
+        return
     rate = 2**64 - 1 if pace is None else int(pace)
     try:
         connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", rate))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .identity import Identity
     from .messages import PeerAddress
-    from .transport import ProtocolName, Stream, StreamHandler, Transport
+    from .transport import Piece, ProtocolName, Stream, StreamHandler, Transport
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ class MemoryStream:
         """Peer id of the other end."""
         return self._other._owner.peer_id
 
-    async def send_all(self, data: bytes) -> None:
+    async def send_all(self, *data: bytes) -> None:
         """Piece by piece: wait for room at the reader, then for the uplink."""
         await trio.lowlevel.checkpoint()
         self._raise_if_dead()
@@ -287,8 +287,9 @@ class MemoryStream:
             raise trio.BusyResourceError("two tasks send on one stream")
         self._sending = True
         try:
-            for start in range(0, len(data), PIECE_BYTES):
-                piece = data[start : start + PIECE_BYTES]
+            whole = data[0] if len(data) == 1 else b"".join(data)
+            for start in range(0, len(whole), PIECE_BYTES):
+                piece = whole[start : start + PIECE_BYTES]
                 while self._other._unread_bytes + len(piece) > WINDOW_BYTES:
                     await self._wait(math.inf)
                     self._raise_if_dead()
@@ -310,6 +311,11 @@ class MemoryStream:
                 return self._take(max_bytes)
             self._raise_if_dead()
             await self._wait(self._arriving[0][0] if self._arriving else math.inf)
+
+    async def receive_parts(self, max_bytes: int) -> list[Piece]:
+        """What `receive_some` returns."""
+        data = await self.receive_some(max_bytes)
+        return [data] if data else []
 
     async def close_write(self) -> None:
         """FIN, behind what was sent."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class _Entry:
     manifest: Manifest
     chunks: dict[int, bytes] = field(default_factory=dict)
+    held: int = 0
     complete: bool = False
 
 
@@ -58,6 +59,11 @@ class MemoryStore:
         entry = self._entries.get(manifest_hash)
         return frozenset(entry.chunks) if entry else frozenset()
 
+    def held_bits(self, manifest_hash: bytes) -> int:
+        """See `SnapshotStore`."""
+        entry = self._entries.get(manifest_hash)
+        return entry.held if entry else 0
+
     async def put_chunk(self, manifest_hash: bytes, index: int, data: bytes) -> None:
         """See `SnapshotStore`."""
         await self.put_chunks(manifest_hash, [(index, data)])
@@ -74,6 +80,7 @@ class MemoryStore:
             try:
                 verify_chunk(entry.manifest, index, data)
                 entry.chunks[index] = bytes(data)
+                entry.held |= 1 << index
             except BadChunk as error:
                 wrong = wrong or error
         if wrong:

@@ -10,9 +10,9 @@ Rules (DESIGN section 6):
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -124,16 +124,36 @@ class Ack(Message):
 # hello: /echo2/hello/1
 
 
+WIRE_VERSIONS_MAX = 16
+"""That one process may speak: releases of several years."""
+
+
 class Hello(Message):
-    """First request of a node or learner to the coordinator; again after every reconnection."""
+    """First request of a node or learner to the coordinator; again after every reconnection.
+
+    One that names only other wire versions than ours may have any further fields: no more of it is read than
+    `wire_versions` and `software`, so that its sender can be told what it needs.
+    """
 
     TYPE = "hello"
-    wire_versions: Annotated[tuple[int, ...], Field(min_length=1, max_length=16)]
+    wire_versions: Annotated[tuple[int, ...], Field(min_length=1, max_length=WIRE_VERSIONS_MAX)]
     software: Text
     role: Literal["node", "learner"]
     name: Name
     token: Annotated[str, Field(max_length=128)] = ""
     addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_another_release(cls, value: Any) -> Any:
+        versions = value.get("wire_versions") if isinstance(value, dict) else None
+        if not isinstance(versions, tuple) or not 0 < len(versions) <= WIRE_VERSIONS_MAX:
+            return value
+        if WIRE_VERSION in versions or any(type(version) is not int for version in versions):
+            return value
+        software = value.get("software")
+        named = software[:64] if isinstance(software, str) else "another release"
+        return {"wire_versions": versions, "software": named, "role": "node", "name": "unread"}
 
 
 class Sampling(Record):

@@ -17,23 +17,32 @@ For every chunk the edges form a tree rooted at the root: this is what makes wai
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from .chunks import chunks_of
-from .messages import BroadcastPlan, PlanEdge, PlanEntry
+from .messages import NODES_MAX, BroadcastPlan, PeerAddress, PlanEdge, PlanEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from .messages import Manifest, PeerAddress
+    from .messages import Manifest
 
 Kind = Literal["star", "chain"]
 KINDS: tuple[Kind, ...] = ("star", "chain")
 
 STRIPES_MAX = 64
 """Bounds the edges of a leaf (one a stripe) far below what a plan entry may hold, and the length of a ring."""
+
+ADDRESSES_PLANNED = 2
+"""Addresses of one node that others are told: an IPv4 one and an IPv6 one. With `EDGES_MAX` it bounds an entry to 960
+bytes on average, so that NODES_MAX of them, signed, fit a reply of 16 MiB."""
+
+EDGES_MAX = 3 * NODES_MAX
+"""Edges of one plan. Relays have three at most; what is left is shared out among the leaves, which in a small pool take
+each stripe from another relay, and in the largest all of them from three."""
 
 ROOT_BITS_PER_SECOND = 100e6
 """Uplink assumed of a learner nobody has measured: a rented machine's usual minimum."""
@@ -105,10 +114,14 @@ def choose_plan(
 ) -> PlanChoice:
     """Plan the broadcast of one snapshot from `root` to `nodes`; `auto` takes the kind with the lower prediction.
 
-    The root and repeated peers among `nodes` are left out. Nodes with the faster uplinks are put nearer the root.
+    The root and repeated peers among `nodes` are left out. Nodes with the faster uplinks are put nearer the root. Of
+    each node's addresses the `best_addresses` are told. At most NODES_MAX nodes: whoever is left out asks the root.
     """
     rates = rates or LinkRates()
-    roster = list({node.peer: node for node in nodes if node.peer != root.peer}.values())
+    roster = [
+        PeerAddress(peer=node.peer, addresses=best_addresses(node.addresses))
+        for node in {node.peer: node for node in nodes if node.peer != root.peer}.values()
+    ]
     chunks = chunks_of(manifest)
 
     def made(which: Kind) -> BroadcastPlan:
@@ -130,6 +143,27 @@ def choose_plan(
     if kind == "auto" and seconds["chain"] * CHAIN_GAIN < seconds["star"]:
         chosen = "chain"
     return PlanChoice(plans[chosen], seconds[chosen], seconds)
+
+
+def best_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
+    """At most ADDRESSES_PLANNED: those of the open internet first, one of each family before a second of any."""
+    ranked = sorted(dict.fromkeys(addresses), key=_rank)
+    first = {_kind(address): address for address in reversed(ranked)}
+    ranked.sort(key=lambda address: first[_kind(address)] != address)
+    return tuple(ranked[:ADDRESSES_PLANNED])
+
+
+def _kind(address: str) -> str:
+    return address.removeprefix("/").partition("/")[0]
+
+
+def _rank(address: str) -> int:
+    """0: anyone can dial it; 1: whoever finds the name, or it is of no kind known here; 2: a home; 3: one machine."""
+    try:
+        found = ipaddress.ip_address("".join(address.split("/")[2:3]))
+    except ValueError:
+        return 1
+    return 0 if found.is_global else 3 if found.is_loopback else 2
 
 
 def chunks_on(edge: PlanEdge) -> range:
@@ -205,9 +239,11 @@ def _chain(roster: Sequence[PeerAddress], root: PeerAddress, chunks: int, rates:
             entries.append(PlanEntry(node=node, edges=_merged(edges)))
         owners_by_layer.append(owners)
         above = owners
+    sources = max(1, min(len(stripes), EDGES_MAX // len(roster)))
+    runs = [(part * len(stripes) // sources, (part + 1) * len(stripes) // sources) for part in range(sources)]
     for number, leaf in enumerate(leaves):
-        owners = owners_by_layer[number % len(owners_by_layer)]
-        edges = [_edge(owner, stripe, stripe) for owner, stripe in zip(owners, stripes, strict=True)]
+        owners = owners_by_layer[number % len(owners_by_layer)]  # each gets the stripes it has not first by the ring
+        edges = [_edge(owners[first], stripes[first], stripes[stop - 1]) for first, stop in runs]
         entries.append(PlanEntry(node=leaf, edges=_merged(edges)))
     return entries
 

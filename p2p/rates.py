@@ -11,6 +11,7 @@ Whoever was idle starts at the present, so a small request waits for one grant o
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from typing import TYPE_CHECKING
 
 import trio
@@ -63,6 +64,33 @@ class TokenBucket:
     def seconds_until(self, count: float, now: float) -> float:
         """How long until `count` may pass; 0: now."""
         return max(0.0, (min(count, self._burst) - self.tokens(now)) / self.rate)
+
+
+THROUGHPUT_SECONDS = 10.0
+"""What a shown rate is measured over: long enough to be read, short enough to be of now."""
+
+THROUGHPUT_MARKS = 20
+"""Totals kept of that time."""
+
+
+class Throughput:
+    """Bits a second over the last THROUGHPUT_SECONDS, out of a total of bytes that only rises. Pure."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def note(self, total_bytes: int, now: float) -> None:
+        """The total now; told as often as one likes."""
+        if self._marks and now - self._marks[-1][0] < THROUGHPUT_SECONDS / THROUGHPUT_MARKS:
+            return
+        self._marks.append((now, total_bytes))
+        while len(self._marks) > 1 and self._marks[1][0] <= now - THROUGHPUT_SECONDS:
+            self._marks.popleft()
+
+    def bits_per_second(self, total_bytes: int, now: float) -> float:
+        """0 while nothing is known."""
+        since, before = self._marks[0] if self._marks else (now, total_bytes)
+        return 8 * (total_bytes - before) / (now - since) if now > since else 0.0
 
 
 class Turn:

@@ -51,6 +51,9 @@ class SnapshotStore(Protocol):
     def chunks_held(self, manifest_hash: bytes) -> frozenset[int]:
         """Indices of verified chunks (all of them for a complete snapshot; none when unknown)."""
 
+    def held_bits(self, manifest_hash: bytes) -> int:
+        """`chunks_held` as a `bitmap`, which costs next to nothing."""
+
     async def put_chunk(self, manifest_hash: bytes, index: int, data: bytes) -> None:
         """Verify against the manifest, then keep. Raises BadChunk, and ProtocolError for an index outside it."""
 
@@ -67,10 +70,12 @@ class SnapshotStore(Protocol):
         """As `get_chunk` for many in one go, in the order asked."""
 
     async def complete(self, manifest_hash: bytes) -> Snapshot:
-        """Once every chunk is here: check the whole against snapshot_sha256, fsync, rename.
+        """Once every chunk is here: fsync, rename.
 
+        The whole is checked against snapshot_sha256 first, unless its bytes can only be those of the chunks as they
+        were verified: the chunks' hashes then say all there is to say. (Whoever loads the file hashes it once more.)
         Raises KeyError when unknown, Truncated when chunks are missing, BadChunk (and forgets the bytes) when the
-        whole is not what the manifest names.
+        whole was checked and is not what the manifest names.
         """
 
     def snapshots(self) -> tuple[Snapshot, ...]:

@@ -28,6 +28,10 @@ ProtocolName = Literal[
 """`/echo2/<name>/1` on the wire."""
 
 
+Piece = bytes | bytearray | memoryview
+"""Received bytes, as they lie; nobody changes them any more."""
+
+
 class Stream(Protocol):
     """One reliable, ordered, two-way byte stream to `peer`, whose key the transport has proved.
 
@@ -39,11 +43,17 @@ class Stream(Protocol):
     def peer(self) -> str:
         """Authenticated peer id of the other end."""
 
-    async def send_all(self, data: bytes) -> None:
-        """Send everything, waiting for room."""
+    async def send_all(self, *data: bytes) -> None:
+        """Send everything, in order, waiting for room. Several buffers are sent as if they were one."""
 
     async def receive_some(self, max_bytes: int) -> bytes:
         """1 to max_bytes bytes; b"" only at the end of the stream (which may also be a peer that died)."""
+
+    async def receive_parts(self, max_bytes: int) -> list[Piece]:
+        """As `receive_some`, in the pieces it came in, for one who can do nothing before all `max_bytes` are here.
+
+        It may return fewer all the same. [] only at the end of the stream.
+        """
 
     async def close_write(self) -> None:
         """No more bytes from here; the other direction stays open."""

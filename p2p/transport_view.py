@@ -57,6 +57,9 @@ class TransportView(_View):
     download_bits_per_second_max: float | None
     sent_bytes: int
     received_bytes: int
+    sent_bits_per_second: float
+    received_bits_per_second: float
+    """Over the last ten seconds."""
     inbound_connections: int
     unread_bytes: int
     connections: tuple[ConnectionView, ...]

@@ -21,10 +21,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import platform
-import resource
 import signal
 import struct
 import sys
+from types import ModuleType
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows has none; this module is imported there all the same
+    resource = None
 
 ADDRESS_SPACE_BYTES_MAX = 2 << 30
 """Python with a symbolic algebra system needs a few hundred MiB; a runaway allocation stops here, not in swap."""
@@ -133,9 +139,10 @@ def confine_before_loading() -> tuple[str, ...]:
         # A user namespace of its own is how an unprivileged process gets the right to drop its network.
         if libc.unshare(_CLONE_NEWNET) == 0 or libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0:
             layers.append("namespace")
-    for name, limit in _RLIMITS.items():
-        _limit(name, limit)
-    layers.append("rlimits")
+    if resource is not None:
+        for name, limit in _RLIMITS.items():
+            _limit(name, limit)
+        layers.append("rlimits")
     return tuple(layers)
 
 
@@ -157,7 +164,7 @@ _RLIMITS = {
 
 
 def _limit(name: str, limit: int) -> None:
-    if hasattr(resource, name):
+    if resource is not None and hasattr(resource, name):
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some of them
             resource.setrlimit(getattr(resource, name), (limit, limit))
 

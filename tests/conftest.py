@@ -52,6 +52,26 @@ def write_random_gguf(path: Path, *, seed: int, context_tokens: int = 64) -> Pat
     return path
 
 
+def write_random_adapter(path: Path, *, seed: int, width: int = 32) -> Path:
+    """A LoRA adapter for the models above, strong enough that nothing is generated as before."""
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    for layer in range(2):
+        for name in ("attn_v", "attn_output"):
+            stem = f"blk.{layer}.{name}.weight"
+            writer.add_tensor(f"{stem}.lora_a", rng.normal(0, 1, (4, width)).astype(np.float32))
+            writer.add_tensor(f"{stem}.lora_b", rng.normal(0, 1, (width, 4)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def sha256_of(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
 
@@ -61,4 +81,13 @@ def random_ggufs(tmp_path_factory) -> list[tuple[Path, bytes]]:
     """Two different tiny models: (path, SHA-256) each."""
     folder = tmp_path_factory.mktemp("gguf")
     paths = [write_random_gguf(folder / f"random-{seed}.gguf", seed=seed) for seed in (1, 2)]
+    return [(path, sha256_of(path)) for path in paths]
+
+
+@pytest.fixture(scope="session")
+def random_adapters(tmp_path_factory) -> list[tuple[Path, bytes]]:
+    """Two different adapters for the tiny models, and one that fits neither: (path, SHA-256) each."""
+    folder = tmp_path_factory.mktemp("adapters")
+    paths = [write_random_adapter(folder / f"adapter-{seed}.gguf", seed=seed) for seed in (1, 2)]
+    paths.append(write_random_adapter(folder / "wide.gguf", seed=3, width=64))
     return [(path, sha256_of(path)) for path in paths]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 from contract.snapshot_pool import (
@@ -21,10 +23,12 @@ from contract.snapshot_pool import (
     ticket_for,
 )
 
+from echo2.p2p.channel import Channel
 from echo2.p2p.chunk_server import SERVINGS_FORGET_SECONDS, STREAMS_PER_PEER_MAX
-from echo2.p2p.errors import ProtocolError, Refused, SchemaViolation, Unreachable
+from echo2.p2p.codec import END, encode_frame
+from echo2.p2p.errors import ProtocolError, Refused, SchemaViolation, UnexpectedMessage, Unreachable
 from echo2.p2p.identity import payload_hash
-from echo2.p2p.messages import Ticket
+from echo2.p2p.messages import CHUNKS_MAX, ChunkRequest, Refusal, Ticket
 
 
 @pytest.fixture(params=[MemoryWorld, SocketWorld], ids=["memory", "sockets"])
@@ -116,6 +120,47 @@ async def test_too_many_streams(memory, clock):
             for _ in range(STREAMS_PER_PEER_MAX + 2):
                 nursery.start_soon(one)
         assert sorted(codes) == ["busy"] * 2 + ["not-here"] * STREAMS_PER_PEER_MAX
+
+
+async def all_that_comes(stream):
+    """Until the stream is reset."""
+    came = b""
+    with suppress(Unreachable):
+        while part := await stream.receive_some(1 << 20):
+            came += part
+    return came
+
+
+@pytest.mark.parametrize("where", ["request", "acknowledgement"])
+async def test_a_refusal_is_not_sent_back(memory, clock, where):
+    """A refusal sent to a holder is a breach that is complained of, and never passes for the holder's own word."""
+    signed, manifest = signed_manifest()
+    manifest_hash = payload_hash(signed)
+    refusal = encode_frame(Refusal(code="echo", detail="said the asker")) + END
+    async with memory.peers(ROOT, A) as (root, node):
+        await put(root, signed, manifest)
+        stream = await node.transport.open(root.address, "chunks")
+        if where == "acknowledgement":
+            request = ChunkRequest(
+                run=RUN, manifest_hash=manifest_hash, ticket=ticket_for(node.id, manifest_hash), first=0, stop=1
+            )
+            await Channel(stream).send(request, end=True)
+        await stream.send_all(refusal)
+        assert b"echo" not in await all_that_comes(stream)
+        assert root.complaints == [(node.id, UnexpectedMessage)]
+        assert sum(traffic.acknowledged_bytes for traffic in root.broadcaster.traffic.values()) == 0
+
+
+async def test_all_that_could_be_asked_for(memory, clock):
+    """A request for every chunk there may be is served what is here."""
+    signed, manifest = signed_manifest()
+    manifest_hash = payload_hash(signed)
+    async with memory.peers(ROOT, A) as (root, node):
+        await put(root, signed, manifest)
+        with pytest.raises(Refused) as refused:
+            await ask(node, root, manifest_hash, ticket=ticket_for(node.id, manifest_hash), stop=CHUNKS_MAX)
+        assert refused.value.code == "not-here"
+        assert root.broadcaster.traffic[node.id].sent_bytes == manifest.length_bytes
 
 
 async def test_requests_outside(memory, clock):

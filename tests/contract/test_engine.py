@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import trio
+from conftest import sha256_of
 
-from echo2.node.engine import EngineError, EngineOptions, OrderRefused, SliceOrder, SnapshotRefused
+from echo2.node.engine import AdapterFile, EngineError, EngineOptions, OrderRefused, SliceOrder, SnapshotRefused
 from echo2.node.fake_engine import FakeEngine
 from echo2.node.process_engine import ProcessEngine
 from echo2.p2p.codec import pack_tokens, unpack_logprobs, unpack_tokens
@@ -107,3 +108,35 @@ async def test_a_response_goes_on_where_an_earlier_turn_stopped(engine, random_g
     rest = order(1, longest.sample, 1, prompt=[5, 6, 7, *tokens[:cut]], tokens_max=8 - cut)
     (again,) = await engine.generate([replace(rest, drawn=cut)])
     assert unpack_tokens(again.rollouts[0].tokens).tolist() == tokens[cut:]
+
+
+async def test_an_adapter_is_swapped_on_the_snapshot_in_use(engine, random_ggufs, random_adapters):
+    """Each adapter's rollouts are its own, the same again when it comes back, and without one the snapshot's."""
+    (path, sha256), _ = random_ggufs
+    first, second = (AdapterFile(*adapter) for adapter in random_adapters[:2])
+    seen = []
+    for adapter in (None, first, second, first, None):
+        await engine.load(path, sha256, adapter)
+        seen.append(await engine.generate([order(1, count=8)]))
+    assert seen[1] == seen[3]
+    assert seen[0] == seen[4]
+    if not isinstance(engine, FakeEngine):
+        assert seen[0] != seen[1] != seen[2] != seen[0]
+
+
+async def test_an_adapter_that_does_not_fit_leaves_the_old_one_in_use(engine, random_ggufs, random_adapters, tmp_path):
+    """Of another model, cut off, or no adapter at all: refused with a reason, and the old policy goes on."""
+    (path, sha256), _ = random_ggufs
+    good = AdapterFile(*random_adapters[0])
+    await engine.load(path, sha256, good)
+    before = await engine.generate([order(1)])
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(random_adapters[1][0].read_bytes()[:1000])
+    for bad in (AdapterFile(*random_adapters[2]), AdapterFile(cut, sha256_of(cut)), AdapterFile(path, sha256)):
+        if isinstance(engine, FakeEngine):
+            if bad.path == path:
+                continue
+            engine.refused.add(bad.sha256)
+        with pytest.raises(SnapshotRefused, match=bad.path.name):
+            await engine.load(path, sha256, bad)
+        assert await engine.generate([order(1)]) == before

@@ -182,12 +182,124 @@ async def test_whole_is_wrong(disk):
     """When each chunk verifies but the whole does not, nothing is installed, the bytes go, and older ones stay."""
     store = disk.open()
     older = await fill(store, DATA, version=0)
+    signed, manifest, manifest_hash = manifest_of(
+        DATA[::-1], version=1, snapshot_sha256=hashlib.sha256(b"other").digest()
+    )
+    await store.begin(signed, manifest)
+    await store.put_chunks(manifest_hash, [(i, piece(DATA[::-1], i)) for i in range(3)])
+    store = disk.open()  # what the chunks' hashes say of bytes that an earlier process wrote is not enough
+    await store.begin(signed, manifest)
     with pytest.raises(BadChunk):
-        await fill(store, DATA[::-1], version=1, snapshot_sha256=hashlib.sha256(b"other").digest())
+        await store.complete(manifest_hash)
     assert store.snapshots() == (older,)
     assert disk.read(older.path) == DATA
     store = disk.open()
     assert [snapshot.manifest_hash for snapshot in store.snapshots()] == [older.manifest_hash]
+
+
+async def begun(store, count=3):
+    """A snapshot whose first `count` chunks are in the store; its manifest and hash, and where its file is."""
+    signed, manifest, manifest_hash = manifest_of(DATA)
+    await store.begin(signed, manifest)
+    await store.put_chunks(manifest_hash, [(i, piece(DATA, i)) for i in range(count)])
+    return manifest_hash, store._folder("partial", manifest_hash) / "snapshot.gguf"
+
+
+async def test_written_here_is_not_read_again(real, monkeypatch):
+    """A file of which each chunk was verified and written by this process is installed without another look."""
+    store = real.open()
+    manifest_hash, _ = await begun(store, count=1)
+    await store.put_chunks(manifest_hash, [(1, piece(DATA, 1)), (2, piece(DATA, 2))])
+    synced = []
+    monkeypatch.setattr("echo2.p2p.disk_store.hash_pieces", None)
+    monkeypatch.setattr("os.fsync", synced.append)
+    assert real.read((await store.complete(manifest_hash)).path) == DATA
+    assert synced
+
+
+@pytest.mark.parametrize("when", ["before the last chunk", "after it"])
+@pytest.mark.parametrize("what", ["a byte", "the file"])
+async def test_changed_under_us(real, when, what):
+    """When somebody else wrote to the file, or put another in its place, the whole is read and found out."""
+    store = real.open()
+    manifest_hash, path = await begun(store, count=3 if when == "after it" else 2)
+    stat = path.stat()
+    damaged = bytearray(path.read_bytes())
+    damaged[5] ^= 1
+    if what == "a byte":
+        path.write_bytes(damaged)
+    else:
+        path.with_name("other").write_bytes(damaged)
+        path.with_name("other").replace(path)
+    # As if it had happened later: the kernel's clock may not have ticked since our own write.
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 20_000_000))
+    if when != "after it":
+        await store.put_chunk(manifest_hash, 2, piece(DATA, 2))
+    with pytest.raises(BadChunk):
+        await store.complete(manifest_hash)
+    assert store.snapshots() == ()
+    assert not path.exists()
+
+
+async def test_changed_and_changed_back(real):
+    """A file that another wrote to is installed when its bytes are right all the same."""
+    store = real.open()
+    manifest_hash, path = await begun(store)
+    path.write_bytes(DATA)
+    os.utime(path, ns=(0, 0))
+    assert real.read((await store.complete(manifest_hash)).path) == DATA
+
+
+@pytest.mark.parametrize("changes", [{"kind": "delta"}, {"codec": "zstd"}], ids=["delta", "zstd"])
+async def test_the_hash_of_decoded_bytes_is_another_matter(real, changes):
+    """What is not a whole plain snapshot is never installed on the word of its chunks."""
+    with pytest.raises(BadChunk):
+        await fill(real.open(), DATA, snapshot_sha256=hashlib.sha256(b"decoded").digest(), **changes)
+
+
+async def test_a_failed_write_is_written_again(real, monkeypatch):
+    """After a write that failed half-way the file is whole in the end, and nothing of the torn chunk is left."""
+    store = real.open()
+    manifest_hash, _ = await begun(store, count=1)
+
+    def torn(opened, data):
+        opened.write(data[:100])
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("echo2.p2p.disk_store.write_all", torn)
+        with pytest.raises(StorageFailed):
+            await store.put_chunk(manifest_hash, 1, piece(DATA, 1))
+    assert store.chunks_held(manifest_hash) == {0}
+    await store.put_chunks(manifest_hash, [(1, piece(DATA, 1)), (2, piece(DATA, 2))])
+    assert real.read((await store.complete(manifest_hash)).path) == DATA
+
+
+async def test_just_verified_is_served_from_memory(real):
+    """Chunks that came just now are handed out without a look at the disk; those of a discarded snapshot are not."""
+    store = real.open()
+    manifest_hash, path = await begun(store)
+    path.unlink()
+    assert await store.get_chunks(manifest_hash, [2, 0]) == [piece(DATA, 2), piece(DATA, 0)]
+    await store.discard(manifest_hash)
+    with pytest.raises(KeyError):
+        await store.get_chunk(manifest_hash, 0)
+
+
+async def test_held_bits(disk):
+    """The held chunks as a bitmap are the held chunks, whole or not, after a restart too."""
+    store = disk.open()
+    signed, manifest, manifest_hash = manifest_of(DATA)
+    assert store.held_bits(manifest_hash) == 0
+    await store.begin(signed, manifest)
+    await store.put_chunks(manifest_hash, [(0, piece(DATA, 0)), (2, piece(DATA, 2))])
+    assert store.held_bits(manifest_hash) == 0b101
+    store = disk.open()
+    await store.begin(signed, manifest)
+    assert store.held_bits(manifest_hash) == 0b101
+    await store.put_chunk(manifest_hash, 1, piece(DATA, 1))
+    await store.complete(manifest_hash)
+    assert disk.open().held_bits(manifest_hash) == 0b111
 
 
 async def test_resume(disk):

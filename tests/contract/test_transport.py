@@ -97,6 +97,20 @@ async def pair(world):
             yield alice, bob
 
 
+async def test_several_buffers_arrive_as_one(pair):
+    """What is sent in several buffers comes in order and without a seam, and in parts as well as in one."""
+    alice, bob = pair
+    stream = await alice.open(address_of(bob), "hello")
+    sent = [b"head", b"", bytes(range(256)) * 1000, b"tail"]
+    await stream.send_all(*sent)
+    await stream.close_write()
+    got = []
+    while parts := await stream.receive_parts(100_000):
+        assert 0 < sum(map(len, parts)) <= 100_000
+        got += parts
+    assert b"".join(got) == b"".join(sent)
+
+
 async def test_each_end_knows_the_other_by_its_key(pair):
     """The peer of a stream is the peer id that the other transport announces."""
     alice, bob = pair

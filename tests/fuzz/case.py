@@ -13,8 +13,10 @@ CORPUS = Path(__file__).parent / "corpus"
 
 PLAIN_BYTES_MAX = 1024
 
-After = Literal["read", "reset", "silent"]
-"""What the sender does next: read the answer to its end, reset the stream, or say and read nothing for ever."""
+After = Literal["read", "reset", "silent", "usual"]
+"""What the sender does next: read the answer to its end, reset the stream, or say and read nothing for ever.
+
+`usual`: this time the peer answers as it should, or (of one that asks) lets the moment pass; `data` is empty."""
 
 
 @dataclass(frozen=True)
@@ -29,28 +31,36 @@ class Step:
 
 @dataclass(frozen=True)
 class Case:
-    """All steps of one case against one kind of process (`stage`)."""
+    """All steps of one case against one kind of process (`stage`). `failure` is the harm it once did, if any."""
 
     stage: str
     steps: tuple[Step, ...]
+    failure: str = ""
+    scheduler: int = 0
+    """Seed of the order in which tasks run."""
 
     def to_json(self) -> str:
         lines = [
             {"role": step.role, "protocol": step.protocol, "after": step.after} | _packed(step.data)
             for step in self.steps
         ]
-        return json.dumps({"stage": self.stage, "steps": lines}, indent=1) + "\n"
+        return (
+            json.dumps(
+                {"stage": self.stage, "failure": self.failure, "scheduler": self.scheduler, "steps": lines}, indent=1
+            )
+            + "\n"
+        )
 
     @staticmethod
     def from_json(text: str) -> Case:
         raw = json.loads(text)
         steps = tuple(Step(s["role"], s["protocol"], _unpacked(s), s["after"]) for s in raw["steps"])
-        return Case(raw["stage"], steps)
+        return Case(raw["stage"], steps, raw.get("failure", ""), raw.get("scheduler", 0))
 
-    def keep(self, why: str) -> Path:
+    def keep(self, why: str, folder: Path = CORPUS) -> Path:
         """Into the corpus, under a name that says why and tells cases apart."""
         text = self.to_json()
-        path = CORPUS / f"{self.stage}-{why}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+        path = folder / f"{self.stage}-{why}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
         path.write_text(text)
         return path
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from typing import Any
 
 import trio
 from fuzz.case import Case, Step
-from fuzz.replies import Replies
-from fuzz.stage import Defect, attack, no_exception_logged, nothing_left, run_virtual
-from fuzz.strategies import SIGNED_RECORDS, Pools, records, requests, signed
-from hypothesis import strategies as st
+from fuzz.generate import KINDS, Maker, Pools
+from fuzz.source import WATCH, Fresh, Recorded, Source, Unserved
+from fuzz.stage import CASES_A_CHECK, Replies, attack, no_exception_logged, note_tasks, nothing_left, run_virtual
 from unit.node.conftest import COORDINATOR, LEARNER, NODE, RUN, Pool
 
 from echo2.p2p import messages as wire
-from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.errors import RETRY_SECONDS_MAX, ConfigurationError
 from echo2.p2p.identity import Identity
 from echo2.p2p.messages import Message, PeerAddress
 from echo2.p2p.plan import build_plan
+from echo2.p2p.transport import Stream
 
 NAME = "node"
 
@@ -29,15 +30,23 @@ REPLIES: dict[str, type[Message]] = {
     "rollouts": wire.SubmitReply,
     "receipts": wire.ReceiptsReply,
 }
+"""What its coordinator answers. Nothing of ours asks a node anything but for chunks; its learner sends it these."""
+
+ANSWERING = ("coordinator", "learner")
 
 PEER, STRANGER = Identity(b"\x04" * 32), Identity(b"\x05" * 32)
 """One with a ticket of the coordinator's, one without."""
 
+WORLD_CASES = {"node": 2000}
+
 ATTACK_SECONDS = 600.0
 """Virtual. The hostile replies a node has not asked for by then are left away."""
 
-PROGRESS_SECONDS = 4 * 3600.0
-"""Virtual. Above the longest wait that a reply may order."""
+PROGRESS_SECONDS = 4 * RETRY_SECONDS_MAX
+"""Virtual. Above the longest wait that a reply may order, with a few turned away in a row."""
+
+ASKERS_SECONDS = 1.0
+"""Virtual. Between two hostile requests; meanwhile the node asks its coordinator, and is answered."""
 
 
 class Stage:
@@ -45,62 +54,81 @@ class Stage:
 
     def __init__(self) -> None:
         self.pool = Pool()
+        self.pool.network.delay_seconds = 0.0
+        self.silent: list[Stream] = []
+        self.version = 0
+        self.node: Any = None
 
-    async def play(self, case: Case) -> None:
+    async def play(self, source: Source) -> None:
         pool = self.pool
         async with pool.running():
             await pool.publish(0)
             pool.work = 4
-            async with (
-                pool.network.transport(PEER) as peer,
-                pool.network.transport(STRANGER) as stranger,
-                trio.open_nursery() as nursery,
-            ):
+            async with pool.network.transport(PEER) as peer, pool.network.transport(STRANGER) as stranger:
                 roles = {"peer": peer, "stranger": stranger}
-                hostile = [
-                    Replies([step for step in case.steps if step.role == role], nursery)
-                    for role in ("coordinator", "learner")
-                ]
-                hostile[0].stand_before(pool.network.find(COORDINATOR.peer_id))
-                hostile[1].stand_before(pool.network.find(LEARNER.peer_id))
-                try:
-                    async with pool.node():
-                        await trio.sleep(1)
-                        for step in case.steps:
-                            if step.role in roles:
-                                await attack(roles[step.role], _address(NODE), step, nursery)
-                        with trio.move_on_after(ATTACK_SECONDS):
-                            while any(one.left for one in hostile):  # noqa: ASYNC110 - the other side has no event to wait on
-                                await trio.sleep(1)
-                        for one in hostile:
-                            one.drop()
-                        await self.progress()
-                        await nothing_left(pool.network, NODE.peer_id)
-                except* ConfigurationError:
-                    pass  # a final no of the coordinator ends a node in words, as it should
+                Replies("coordinator", pool.network.find(COORDINATOR.peer_id), source, self.silent)
+                Replies("learner", pool.network.find(LEARNER.peer_id), source, self.silent)
+                while not source.spent:
+                    try:
+                        async with pool.node() as self.node:
+                            await self.live(source, roles)
+                    except* ConfigurationError:
+                        source.calm = False  # a final no ends a node in words, as it should; its supervisor starts it
+
+    async def live(self, source: Source, roles: dict[str, Any]) -> None:
+        """One process of the node's."""
+        await trio.sleep(1)
+        while True:
+            source.calm = False
+            async with trio.open_nursery() as nursery:
+                ends = trio.current_time() + ATTACK_SECONDS
+                for number in range(CASES_A_CHECK):
+                    if source.spent or trio.current_time() > ends:
+                        break
+                    if number % 10 == 0:
+                        self.pool.work = max(self.pool.work, 2)
+                    step = source.request()
+                    if step is not None:
+                        nursery.start_soon(attack, roles[step.role], _address(NODE), step, self.silent)
+                    await trio.sleep(ASKERS_SECONDS)
+                if isinstance(source, Recorded):
+                    source.drop()
+                source.calm = True
+                WATCH.begin(None)
+                await self.progress()
+                await nothing_left(self.pool.network, NODE.peer_id, self.silent)
                 nursery.cancel_scope.cancel()
+            if source.spent:
+                note_tasks(NAME)
+                return
 
     async def progress(self) -> None:
-        """With honest peers again, new work is done and handed in."""
+        """With honest peers again, a new snapshot is installed and work under it is done and handed in.
+
+        The coordinator breaks the connection first: a node believes the signed welcome it had, which may name another
+        learner, until it has to say hello again.
+        """
         pool = self.pool
-        before = len(pool.received)
-        await pool.publish(1)
-        pool.work += 2
+        coordinator = pool.network.find(COORDINATOR.peer_id)
+        with trio.move_on_after(2 * RETRY_SECONDS_MAX):
+            while not coordinator.ends_with(NODE.peer_id):  # noqa: ASYNC110 - streams ring no bell
+                await trio.sleep(0.1)
+        await coordinator.disconnect(NODE.peer_id)
+        self.version += 1
+        manifest_hash = await pool.publish(self.version, data=self.version.to_bytes(4, "big") * 25_000)
+        for old in pool.learner_store.snapshots()[:-2]:
+            await pool.learner_store.discard(old.manifest_hash)
         with trio.move_on_after(PROGRESS_SECONDS):
-            while len(pool.received) <= before:  # noqa: ASYNC110 - the other side has no event to wait on
+            while not any(piece.manifest_hash == manifest_hash for piece in pool.received[-64:]):
+                pool.work = max(pool.work, 1)
                 await trio.sleep(5)
+                WATCH.begin(None)  # an hour of heartbeats four times a second, as a welcome may order, is no hang
             return
-        raise Defect("the node does no work any more")
+        raise Unserved(f"the node does no work any more: {self.node.status}")
 
 
 def _address(who: Identity) -> PeerAddress:
     return PeerAddress(peer=who.peer_id, addresses=(f"/memory/{who.peer_id}",))
-
-
-def play(case: Case) -> None:
-    """Raise Defect, or whatever the node raised, if it did not bear the case."""
-    with no_exception_logged():
-        run_virtual(Stage().play, case)
 
 
 @cache
@@ -132,8 +160,8 @@ def pools() -> Pools:
                     "session": [pool.beats[0][1].session],
                     "sequence": [1, 2, 3, 4, 5],
                     "peer": [NODE.peer_id, PEER.peer_id],
-                    "node_state": ["active", "suspended", "banned"],
-                    "run_state": ["running", "paused", "stopped"],
+                    "node_state": ["active", "active", "active", "suspended", "banned"],
+                    "run_state": ["running", "running", "paused", "stopped"],
                     "epoch": [0, 0, 1],
                     "version": [0, 1],
                     "lease_id": [lease["lease_id"] for lease in leases],
@@ -153,35 +181,61 @@ def pools() -> Pools:
                     "learner": [_address(LEARNER).model_dump()],
                     "wire_version": [1],
                     "retry_seconds": [0.0, 1.0, 60.0],
+                    "wait_seconds": [0.0, 1.0],
                 }
 
     found: Pools = run_virtual(learn)
     return found
 
 
-@st.composite
-def sign(draw: Any, kind: type[Message], body: dict[str, Any]) -> dict[str, Any]:
-    """Signed fields by the coordinator, mostly, and manifests as published; else by somebody, or of nothing."""
-    for name in body:
-        if (kind.TYPE, name) in SIGNED_RECORDS:
-            label, record = SIGNED_RECORDS[kind.TYPE, name]
-            how = draw(st.sampled_from(["own"] * 6 + ["other", "label", "junk"]))
-            if how == "junk" or (how == "own" and name in pools() and draw(st.booleans())):
-                continue
-            signer = COORDINATOR if how == "own" and label != "manifest" else STRANGER
-            body[name] = signed(signer, "run" if how == "label" else label, draw(records(record, pools())))
-    return body
+def _signer(label: str) -> Identity:
+    return LEARNER if label == "manifest" else COORDINATOR
 
 
-@st.composite
-def steps(draw: Any) -> Step:
-    role = draw(st.sampled_from(["coordinator"] * 5 + ["learner", "peer", "stranger"]))
-    kinds = REPLIES if role == "coordinator" else {"chunks": wire.Chunk if role == "learner" else wire.ChunkRequest}
-    protocol = draw(st.sampled_from(sorted(kinds)))
-    data = draw(requests(kinds[protocol], pools(), sign))
-    return Step(role, protocol, data, draw(st.sampled_from(["read", "read", "read", "reset", "silent"])))
+def _after(rng: random.Random) -> Any:
+    return rng.choice(["read"] * 6 + ["reset", "silent"])
 
 
-def cases() -> st.SearchStrategy[Case]:
-    """Replies and requests in any order."""
-    return st.lists(steps(), min_size=1, max_size=12).map(lambda found: Case(NAME, tuple(found)))
+REQUESTED = {"chunks": wire.ChunkRequest}
+
+OFTEN = 0.2
+"""Share of the looks at which a hostile peer asks."""
+
+
+def draw_request(rng: random.Random) -> Step | None:
+    """A request for chunks, sometimes."""
+    if rng.random() > OFTEN:
+        return None
+    maker = Maker(rng, pools(), _signer, STRANGER)
+    return Step(rng.choice(["peer", "peer", "stranger"]), "chunks", maker.request(wire.ChunkRequest), _after(rng))
+
+
+def draw_reply(rng: random.Random, role: str, protocol: str, honest: bytes) -> Step:
+    """The honest reply with a change, or one made up."""
+    maker = Maker(rng, pools(), _signer, STRANGER)
+    kind = wire.Chunk if role == "learner" else REPLIES[protocol]
+    how = rng.random()
+    if honest and how < 0.5:
+        data = maker.bent(honest)
+    elif how < 0.55:
+        data = maker.request(KINDS["refusal"])
+    else:
+        data = maker.request(kind)
+    return Step(role, protocol, data, _after(rng))
+
+
+def _run(source: Source, *, seed: int = 0) -> None:
+    with no_exception_logged():
+        run_virtual(Stage().play, source, seed=seed)
+
+
+def soak(_name: str, rng: random.Random, count: int, made: list[Fresh]) -> None:
+    """`count` cases against one home; `made` receives their source."""
+    pools()
+    made.append(Fresh(rng, count, request=draw_request, reply=draw_reply))
+    _run(made[-1], seed=made[-1].scheduler)
+
+
+def play(case: Case) -> None:
+    """Raise Defect, or whatever the node raised, if it did not bear the case."""
+    _run(Recorded(case.steps, asked_for=ANSWERING), seed=case.scheduler)

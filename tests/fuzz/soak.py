@@ -1,119 +1,195 @@
-"""Fuzz for as long as asked: `python tests/fuzz/soak.py --minutes 60 [--stage coordinator ...]`.
+"""Fuzz for as long as asked: `python tests/fuzz/soak.py --minutes 60 [--stage coordinator ...] [--seed 1]`.
 
-Each kind of process gets its share of the time in turn. The last line is JSON: cases and messages played, virtual
-hours they covered, resident memory at the start (after a warm-up) and at the end, defects. A failing case is shrunk
-and kept under `corpus/`, and the exit code is 1.
+The stages take turns, each time against a new world that lives for thousands of cases; the process behind `wire` lives
+throughout. One case is one hostile input given to one handler (a request, or a reply in place of the honest one; a
+connection or a run of frames, of the raw ones). Beside every case, or between two of them, an honest peer asks
+something small, and each hundred cases the honest must get on with their work and nothing may have stayed behind.
+
+The last line is JSON: cases by stage and protocol, failures by class, the bound on hangs and the slowest case, virtual
+hours, and resident memory, file handles and tasks after a tenth of the time and at the end. A failing case is shrunk
+and kept under `corpus/` with its class of failure. The exit code is 1 if there was one or if memory was not flat.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
+import random
+import resource
 import secrets
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+import traceback
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fuzz import coordinator_stage, learner_stage, node_stage, stage, wire_stage
+from fuzz import source, stage, wire_bytes, wire_stage
 from fuzz.case import Case
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from fuzz.shrink import shrunk
+from fuzz.stages import STAGES
 
-ROUND_CASES = 100
-"""Cases between two looks at the clock and at the memory."""
+MEMORY_BYTES_MAX = 4 << 30
+"""Of address space: what eats memory fails as MemoryError, which is a defect, before the machine is in trouble."""
 
-WARM_UP_ROUNDS = 2
-"""Rounds of a stage before its memory is taken for the start: caches fill first."""
+FLAT_SHARE, FLAT_BYTES = 0.10, 24 << 20
+"""Resident memory at the end may be above that after a tenth of the time by the greater of these two: the allocator
+keeps what the largest world so far has taken, and worlds differ."""
 
-STRATEGIES = {
-    "coordinator": coordinator_stage.cases,
-    "confused-learner": lambda: coordinator_stage.cases(("learner",)),
-    "node": node_stage.cases,
-    "learner": learner_stage.cases,
-    "wire": wire_stage.cases,
-}
+TURN_CASES = 2000
+"""Of one stage, before the next has its turn; fewer where a world bears fewer."""
+
+WIRE_TOGETHER, WIRE_ROUNDS = 16, 30
+"""Hostile connections at a time, and times in one turn."""
+
+FAILURES_MAX = 20
+"""Then something is broken altogether."""
+
+
+class Soak:
+    """The state of one run."""
+
+    def __init__(self, names: list[str], seed: int, target: wire_stage.Target | None) -> None:
+        self.cases: dict[str, Counter[str]] = defaultdict(Counter)
+        self.failures: list[str] = []
+        self.seconds: Counter[str] = Counter()
+        self._names = names
+        self._rng = random.Random(seed)
+        self._target = target
+
+    def run(self, seconds: float) -> dict[str, Any]:
+        """Turns until the time is over; returns what was measured after a tenth of it and at the end."""
+        began = time.monotonic()
+        early: dict[str, Any] = {}
+        while len(self.failures) < FAILURES_MAX:
+            for name in self._names:
+                started = time.process_time()
+                (self._wire if name == "wire" else self._turn)(name)
+                self.seconds[name] += time.process_time() - started
+                print(
+                    f"{time.monotonic() - began:.0f} s {name}: {self.cases[name].total()}", file=sys.stderr, flush=True
+                )
+                if time.monotonic() - began >= seconds:
+                    break
+            if not early and time.monotonic() - began >= seconds / 10:
+                early = self._measured()
+            if time.monotonic() - began >= seconds:
+                break
+        return {"at_tenth": early or self._measured(), "at_end": self._measured()}
+
+    def _turn(self, name: str) -> None:
+        module, made = STAGES[name], []
+        seed = self._rng.getrandbits(64)
+        try:
+            module.soak(name, random.Random(seed), min(TURN_CASES, module.WORLD_CASES[name]), made)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            self._failed(name, seed, made[0], error)
+        self.cases[name] += made[0].cases
+
+    def _failed(self, name: str, seed: int, found: source.Fresh, error: BaseException) -> None:
+        failure, inner = source.failure_of(error)
+        module = STAGES[name]
+        case = shrunk(module.NAME, module.play, found.history, failure, found.scheduler)
+        kept = f"seed {seed}: not repeated by its {len(found.history)} steps alone"
+        if case is not None:
+            kept = case.keep(case.failure).name
+        self.failures.append(f"{name}: {failure}: {kept}")
+        print(
+            f"{name}: seed {seed}: {failure}: {inner!r} from {_place(inner.__cause__)}: {kept}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _wire(self, name: str) -> None:
+        assert self._target is not None
+        for _ in range(WIRE_ROUNDS):
+            steps = [wire_bytes.draw(self._rng) for _ in range(WIRE_TOGETHER)]
+            try:
+                self._target.play_together(steps)
+            except source.Defect as defect:
+                case = Case("wire", tuple(steps), defect.failure).keep(defect.failure).name  # not shrunk: it was all
+                self.failures.append(f"wire: {defect.failure}: {case}")
+                print(f"wire: {defect}: {case}", file=sys.stderr, flush=True)
+                return
+            self.cases[name].update(step.role for step in steps)
+
+    def _measured(self) -> dict[str, Any]:
+        gc.collect()
+        if sys.platform == "linux":  # what was freed is given back: else the allocator's habits are measured
+            ctypes.CDLL(None).malloc_trim(0)
+        text = Path("/proc/self/status").read_text()
+        found = {
+            "cases": sum(each.total() for each in self.cases.values()),
+            "rss_mib": int(text.partition("VmRSS:")[2].split()[0]) / 1024,
+            "files": len(list(Path("/proc/self/fd").iterdir())),
+            "objects": len(gc.get_objects()),
+            "tasks": dict(stage.TASKS),
+        }
+        if self._target is not None:
+            self._target.settle(*self._target.idle)
+            found["wire_rss_mib"] = self._target.resident_bytes() / (1 << 20)
+            found["wire_files"] = self._target.files()
+            found["wire_tasks"] = self._target.ask("report")
+        return found
+
+
+def _place(error: BaseException | None) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-3:] if error is not None else []
+    return f"{error!r} at " + ", ".join(f"{Path(one.filename).name}:{one.lineno}" for one in frames)
+
+
+def flat(early: float, late: float) -> bool:
+    """Whether resident memory (MiB) has not grown."""
+    return late <= early + max(FLAT_SHARE * early, FLAT_BYTES / (1 << 20))
 
 
 def main() -> int:
     """See the module."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--minutes", type=float, default=60.0)
-    options.add_argument("--stage", choices=sorted(STRATEGIES), action="append")
+    options.add_argument("--stage", choices=[*STAGES, "wire"], action="append")
+    options.add_argument("--seed", type=int, default=secrets.randbits(32))
     chosen = options.parse_args()
-    names = chosen.stage or sorted(STRATEGIES)
-    report = {"cases": Counter(), "messages": Counter(), "virtual_hours": 0.0, "rss_mb": {}, "defects": []}
-    for name in names:
-        _soak(name, time.monotonic() + 60 * chosen.minutes / len(names), report)
-    print(json.dumps(report | {"total_cases": sum(report["cases"].values()), "stages": names}))
-    return 1 if report["defects"] else 0
-
-
-def _soak(name: str, until: float, report: dict[str, Any]) -> None:
-    if name != "wire":
-        modules = {"confused-learner": coordinator_stage, "coordinator": coordinator_stage}
-        module = modules.get(name) or {"node": node_stage, "learner": learner_stage}[name]
-        _rounds(name, module.play, _own_resident_bytes, until, report)
-        return
+    names = chosen.stage or [*STAGES, "wire"]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    began = time.monotonic()
+    target = wire_stage.Target() if "wire" in names else None
+    soak = Soak(names, chosen.seed, target)
     try:
-        with wire_stage.target() as target:
-            _rounds(name, target.play, target.resident_bytes, until, report)
-    except stage.Defect as defect:
-        report["defects"].append(f"{name}: {defect}")
-
-
-def _rounds(
-    name: str, play: Callable[[Case], None], resident_bytes: Callable[[], int], until: float, report: dict[str, Any]
-) -> None:
-    last: list[Case] = []
-
-    @settings(
-        max_examples=ROUND_CASES,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
-    )
-    @given(STRATEGIES[name]())
-    def one(case: Case) -> None:
-        last[:] = [case]
-        report["cases"][name] += 1
-        report["messages"][name] += len(case.steps)
-        play(case)
-
-    memory: list[int] = []
-    while time.monotonic() < until:
-        try:
-            seed(secrets.randbits(64))(one)()
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            path = last[0].keep("found")
-            report["defects"].append(f"{name}: {type(error).__name__} {path.name}")
-            print(f"{name}: {path}: {_innermost(error)!r}", file=sys.stderr, flush=True)
-            if len(report["defects"]) > 10:
-                return
-        memory.append(resident_bytes())
-        print(f"{name}: {report['cases'][name]} cases, {memory[-1] >> 20} MiB", file=sys.stderr, flush=True)
-    report["virtual_hours"] = round(stage.VIRTUAL_SECONDS[0] / 3600, 1)
-    start = memory[min(WARM_UP_ROUNDS, len(memory) - 1)]
-    report["rss_mb"][name] = [start >> 20, memory[-1] >> 20]
-
-
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _own_resident_bytes() -> int:
-    gc.collect()
-    text = Path("/proc/self/status").read_text()
-    return int(text.partition("VmRSS:")[2].split()[0]) * 1024
+        measured = soak.run(60 * chosen.minutes)
+    finally:
+        said = target.close() if target is not None else ""
+    if said:
+        soak.failures.append(f"wire: exception: {said[-2000:]}")
+    early, late = measured["at_tenth"], measured["at_end"]
+    is_flat = all(flat(early[name], late[name]) for name in early if name.endswith("rss_mib"))
+    total = sum(each.total() for each in soak.cases.values())
+    report = {
+        "seed": chosen.seed,
+        "minutes": round((time.monotonic() - began) / 60, 2),
+        "total_cases": total,
+        "cases_per_second": round(total / (time.monotonic() - began), 1),
+        "cases": {name: {"total": each.total(), **each} for name, each in soak.cases.items()},
+        "processor_seconds": {name: round(each) for name, each in soak.seconds.items()},
+        "virtual_hours": round(stage.VIRTUAL_SECONDS[0] / 3600, 1),
+        "failures": soak.failures,
+        "crashes": sum(": hang: " not in failure for failure in soak.failures),
+        "hangs": sum(": hang: " in failure for failure in soak.failures),
+        "hang_bound_seconds": {"in_memory_processor": source.HANG_SECONDS, "wire": wire_stage.HANG_SECONDS},
+        "slowest_case_seconds": round(source.WATCH.slowest_seconds, 3),
+        "slowest_case": source.WATCH.slowest.protocol if source.WATCH.slowest else "",
+        "memory_flat": is_flat,
+        "memory_margin": f"the greater of {FLAT_SHARE:.0%} and {FLAT_BYTES >> 20} MiB",
+        **measured,
+    }
+    print(json.dumps(report))
+    return 1 if soak.failures or not is_flat else 0
 
 
 if __name__ == "__main__":

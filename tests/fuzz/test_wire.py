@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import trio
-from fuzz import wire_stage, wire_target
-from fuzz.case import Case, kept
+from fuzz import wire_bytes, wire_stage, wire_target
+from fuzz.case import Case, Step, kept
 from fuzz.test_handlers import FUZZ
-from fuzz.wire import HEADER, HELLO_LINES, client, line
+from fuzz.wire import HEADER, HELLO_LINES, LEVELS, client, line
 from hypothesis import given
+from hypothesis import strategies as st
 
 from echo2.p2p.libp2p_transport import open_libp2p_transport
 
@@ -28,18 +29,18 @@ def test_corpus_is_borne(target, path):
 
 
 @FUZZ
-@given(wire_stage.cases())
-def test_process_bears_raw_bytes_at_every_layer(target, case):
+@given(rng=st.randoms(use_true_random=True))
+def test_process_bears_raw_bytes_at_every_layer(target, rng):
     """Whatever comes before, in and after the handshake, the process lives and answers its honest peer."""
-    target.play(case)
+    target.play_together([wire_bytes.draw(rng) for _ in range(16)])
 
 
 def test_nothing_is_left_of_the_hostile(target):
     """Tasks and file handles go back to what they were before a flood of hostile connections."""
     before = target.files(), target.ask("report")
-    for level in wire_stage.LEVELS:
+    for level in LEVELS:
         for after in ("read", "reset", "silent"):
-            target.play(Case("wire", (wire_stage.Step(level, "", b"\x00\x01" * 30, after),) * 3))
+            target.play(Case("wire", (Step(level, "", b"\x00\x01" * 30, after),) * 3))
     target.settle(*before)
     assert target.files() <= before[0]
     assert target.ask("report") <= before[1]
@@ -60,7 +61,7 @@ async def test_the_hostile_client_reaches_the_layers_it_names():
                 ("noise", b"\x00\x02hi", b""),
                 ("frames", b"\x00\x02hi", b""),
             ):
-                async with client(level, port, peer, wire_stage.BAD) as hostile:
+                async with client(level, port, peer, wire_bytes.BAD) as hostile:
                     await hostile.send(data)
                     heard = b""
                     while len(heard) < len(expected) or not expected:
@@ -75,7 +76,7 @@ async def test_the_hostile_client_reaches_the_layers_it_names():
                 ("stream", HELLO_LINES["protocol"], line("/echo2/hello/1")),
                 ("protocol", b"echo me", b"echo me"),
             ):
-                async with client(level, port, peer, wire_stage.BAD) as hostile:
+                async with client(level, port, peer, wire_bytes.BAD) as hostile:
                     await hostile.send(data)
                     heard = b""
                     while expected not in heard:

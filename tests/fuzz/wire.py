@@ -52,7 +52,7 @@ HELLO_LINES = {
 class Tcp(ReadWriteCloser):
     """A socket as libp2p's Noise wants it."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: Any) -> None:
         self.stream = stream
         self._buffer = b""
 
@@ -122,12 +122,13 @@ async def client(
     stream = await trio.open_tcp_stream("127.0.0.1", port, local_address=source)
     tcp = Tcp(stream)
     try:
-        yield await _climb(level, tcp, target, identity)
+        yield await climb(level, tcp, target, identity)
     finally:
         await trio.aclose_forcefully(stream)
 
 
-async def _climb(level: Level, tcp: Tcp, target: str, identity: Identity) -> Client:
+async def climb(level: Level, tcp: Tcp, target: str, identity: Identity) -> Client:
+    """Speak properly up to `level` over a byte stream."""
     if level == "port":
         return Client(tcp, None, b"")
     await tcp.write(HELLO_LINES["noise"])

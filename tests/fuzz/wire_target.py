@@ -12,7 +12,7 @@ from echo2.p2p.channel import answering
 from echo2.p2p.errors import ProtocolError
 from echo2.p2p.guards import TransportLimits
 from echo2.p2p.identity import Identity
-from echo2.p2p.libp2p_transport import open_libp2p_transport
+from echo2.p2p.libp2p_transport import Libp2pTransport, open_libp2p_transport
 from echo2.p2p.messages import Ack
 from echo2.p2p.transport import Stream
 
@@ -22,8 +22,12 @@ LIMITS = TransportLimits(offences_max=10**9)
 """All cases come from one key: as usual, it would be refused after the first few."""
 
 
-async def main() -> None:
-    """Serve `hello` (an Ack plus one), `report` (living tasks) and `leases` (an echo), for ever."""
+SERVE_SECONDS = 60.0
+"""As every handler of ours bounds a stream."""
+
+
+def serve(transport: Libp2pTransport) -> None:
+    """Handlers: `hello` (an Ack plus one), `report` (living tasks), `leases` (an echo), `chunks` (a sink)."""
 
     async def count_up(_peer: str, message: Ack) -> Ack:
         return Ack(count=message.count + 1)
@@ -33,17 +37,30 @@ async def main() -> None:
         return Ack(count=trio.lowlevel.current_statistics().tasks_living)
 
     async def echo(stream: Stream) -> None:
-        while data := await stream.receive_some(1 << 20):
-            await stream.send_all(data)
-        await stream.close_write()
+        with trio.move_on_after(SERVE_SECONDS):
+            while data := await stream.receive_some(1 << 20):
+                await stream.send_all(data)
+            await stream.close_write()
+
+    async def sink(stream: Stream) -> None:
+        with trio.move_on_after(SERVE_SECONDS):
+            while await stream.receive_some(1 << 20):
+                pass
+            await stream.close_write()
 
     def complain(_peer: str, _error: ProtocolError) -> None:
         pass
 
+    transport.set_handler("hello", answering(Ack, count_up, complain))
+    transport.set_handler("report", answering(Ack, tasks, complain))
+    transport.set_handler("leases", echo)
+    transport.set_handler("chunks", sink)
+
+
+async def main() -> None:
+    """Serve for ever."""
     async with open_libp2p_transport(TARGET, ["/ip4/127.0.0.1/tcp/0"], limits=LIMITS) as transport:
-        transport.set_handler("hello", answering(Ack, count_up, complain))
-        transport.set_handler("report", answering(Ack, tasks, complain))
-        transport.set_handler("leases", echo)
+        serve(transport)
         print(*transport.addresses, flush=True)
         await trio.sleep_forever()
 

@@ -46,10 +46,10 @@ class OneStream:
     def __init__(self, data):
         self.data = data
 
-    async def receive_some(self, max_bytes):
+    async def receive_parts(self, max_bytes):
         count = min(max_bytes, 7)
         part, self.data = self.data[:count], self.data[count:]
-        return part
+        return [part] if part else []
 
 
 # Golden.

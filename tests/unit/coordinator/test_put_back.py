@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from echo2.p2p.errors import Refused
+from echo2.p2p.guards import OFFENCES_MAX
 from echo2.p2p.messages import Ack, LearnerReport
 
 
@@ -101,11 +102,17 @@ async def test_a_learner_that_lost_everything_is_turned_away(autojump_clock, wor
 
 
 async def test_words_of_a_learner_before_it_was_put_back_change_nothing(autojump_clock, world, tools):
-    """A report of the older epoch, late on its way, speaks of steps that are undone."""
+    """A report of the older epoch, late on its way, speaks of steps that are undone; who still says it is to stop."""
     async with world.serving(), world.learner() as learner, world.node(10) as node:
         rollouts = await begun(world, learner, node)
         await told(learner, 1, 1, consumed=8)
-        await told(learner, 0, 3, [tools.done(rollouts[0], step=2)], [tools.metrics(2, 8)])
+        for _ in range(OFFENCES_MAX + 1):
+            with pytest.raises(
+                Refused, match="has gone on with this key under epoch 1; stop one of the two"
+            ) as refused:
+                await told(learner, 0, 3, [tools.done(rollouts[0], step=2)], [tools.metrics(2, 8)])
+            assert (refused.value.code, refused.value.retry_seconds) == ("learner_superseded", None)
+        assert not world.network.find(world.coordinator.peer_id).offences
         assert world.run.learner_version == 1
         assert [step.step for step in world.run.series] == [0, 1]
 
@@ -137,3 +144,15 @@ async def test_a_learner_ahead_of_the_ledger_is_answered_at_once(autojump_clock,
         before = trio.current_time()
         assert not (await learner.fetch(wait=20.0, after=500)).rollouts
         assert trio.current_time() - before < 1.0
+
+
+async def test_a_learner_that_names_more_groups_than_its_steps_hold_is_refused(autojump_clock, world):
+    """They are not listed one by one until memory ends; the next report is served."""
+    async with world.serving(), world.learner() as learner, world.node(10) as node:
+        await begun(world, learner, node)
+        for groups in (25, 2**53):
+            with pytest.raises(Refused, match="groups fit into 3 steps"):
+                await told(learner, 0, 2, consumed=16, groups_before=groups)
+        with pytest.raises(Refused, match="groups fit into"):
+            await told(learner, 0, 2**53, consumed=16, groups_before=2**53)
+        await told(learner, 0, 2, consumed=16, groups_before=4)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from echo2.learner.config import LearnerConfig
+from echo2.learner.config import AdapterSettings, LearnerConfig
 from echo2.learner.fake_trainer import FakeDisk, FakeTrainer
 from echo2.learner.metrics_log import MetricsFile, MetricsLog
 from echo2.learner.service import LearnerService
@@ -519,3 +519,39 @@ async def test_another_runs_home_or_another_learners_run_is_refused_in_one_line(
             async with world.learner():
                 await trio.sleep(10)
         assert caught.group_contains(ConfigurationError, match="tokenizer")
+
+
+async def test_adapters_are_published_on_version_0_which_is_kept(autojump_clock):
+    """One whole snapshot; every later manifest names it, and it outlives the clearing of old ones and a restart."""
+    world = World()
+    adapter = AdapterSettings()
+    async with world.pool():
+        async with world.learner(adapter=adapter) as service:
+            await until(lambda: service.status().published_version == 4)
+        async with world.learner(adapter=adapter) as service:
+            await settled(service)
+        world.check_finished_run()
+    whole, *adapters = world.coordinator.manifests
+    assert (whole.kind, whole.version) == ("full", 0)
+    assert [manifest.kind for manifest in adapters] == ["adapter"] * len(adapters)
+    assert len(adapters) >= 3
+    held = world.store.snapshots()
+    assert [snapshot.manifest.kind for snapshot in held] == ["full", "adapter", "adapter"]
+    assert {manifest.base_hash for manifest in adapters} == {held[0].manifest_hash}
+
+
+async def test_without_version_0_everything_is_published_whole(autojump_clock):
+    """The snapshot folder was lost: nodes get larger files, and the run goes on."""
+    world = World()
+    adapter = AdapterSettings()
+    async with world.pool():
+        async with world.learner(adapter=adapter) as service:
+            await until(lambda: service.status().published_version == 2)
+        for snapshot in world.store.snapshots():
+            await world.store.discard(snapshot.manifest_hash)
+        async with world.learner(adapter=adapter) as service:
+            await settled(service)
+        world.check_finished_run()
+    kinds = [(manifest.epoch, manifest.kind) for manifest in world.coordinator.manifests]
+    assert kinds[:2] == [(0, "full"), (0, "adapter")]
+    assert {kind for epoch, kind in kinds if epoch == 1} == {"full"}

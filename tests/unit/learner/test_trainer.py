@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 import trio
+from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from echo2.learner.config import LearnerConfig, ObjectiveSettings, TrainSettings
+from echo2.learner.config import AdapterSettings, LearnerConfig, ObjectiveSettings, TrainSettings
 from echo2.learner.interfaces import Batch, Group, Progress
 from echo2.learner.policy import save_policy, token_logprobs
 from echo2.learner.trainer import TorchTrainer
@@ -314,3 +315,82 @@ async def test_a_cancelled_step_ends_soon_and_without_an_update(make):
         await trainer.train(sample(trainer.model, rewards=mixed))
     assert scope.cancelled_caught
     assert same(before, weights(trainer))
+
+
+LORA = AdapterSettings(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
+
+
+def frozen(trainer):
+    return {name: tensor for name, tensor in weights(trainer).items() if ".lora_" not in name}
+
+
+async def test_an_adapter_learns_and_the_base_does_not_move(make):
+    """KL to its own samples is noise at first; then only the adapter changes, and the policy with it."""
+    trainer = make(adapter=LORA, learning_rate=1e-2)
+    before, base = weights(trainer), frozen(trainer)
+    assert trainer.train_now(sample(trainer.model, rewards=mixed)).kl_sampler_learner < 1e-9
+    stats = trainer.train_now(sample(trainer.model, seed=1, rewards=mixed, shift=0.1))
+    assert stats.gradient_norm > 0
+    after = weights(trainer)
+    assert all(torch.equal(base[name], after[name]) for name in base)
+    moved = {name for name in after if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in after if ".lora_" in name}
+
+
+async def test_a_checkpoint_of_an_adapter_holds_nothing_else_and_restores_bit_for_bit(make):
+    """Kilobytes beside the base's megabytes; the next step is the one that would have been."""
+    one = make(adapter=LORA)
+    batch = sample(one.model, rewards=mixed)
+    one.train_now(batch)
+    progress = Progress(run="demo", epoch=0, version=1)
+    await one.save(progress)
+    (folder,) = (one._config.home / "checkpoints").iterdir()
+    assert all(".lora_" in name for name in load_file(folder / "weights.safetensors"))
+    two = make(adapter=LORA)
+    assert await two.restore() == progress
+    assert same(weights(one), weights(two))
+    one.train_now(batch)
+    two.train_now(batch)
+    assert same(weights(one), weights(two))
+
+
+async def test_an_adapter_is_published_by_itself_and_the_base_whole(make, model_dir):
+    """The whole export of version 0 is the base's, byte for byte; later ones have the adapter folded in."""
+    plain = make(home=model_dir.parent / "plain")
+    await plain.save(Progress(run="demo", epoch=0, version=0))
+    trainer = make(adapter=LORA)
+    await trainer.save(Progress(run="demo", epoch=0, version=0))
+    base = (await trainer.export(0, 0)).read_bytes()
+    assert base == (await plain.export(0, 0)).read_bytes()
+    for seed in range(2):
+        trainer.train_now(sample(trainer.model, seed=seed, rewards=mixed))
+    await trainer.save(Progress(run="demo", epoch=0, version=2))
+    adapter = (await trainer.export(0, 2, adapter=True)).read_bytes()
+    assert (await trainer.export(0, 2, adapter=True)).read_bytes() == adapter
+    whole = (await trainer.export(0, 2)).read_bytes()
+    assert len(whole) == len(base)
+    assert whole != base
+    assert adapter != whole
+
+
+async def test_another_adapter_or_base_than_the_checkpoints_is_refused(make, tmp_path):
+    """Rank, targets, alpha, or the weights below: each changed under a run is told, not trained on."""
+    await make(adapter=LORA).save(Progress(run="demo", epoch=0, version=0))
+    for changes in ({"rank": 8}, {"targets": ("q_proj",)}, {"alpha": 16.0}):
+        with pytest.raises(ConfigurationError, match="adapter"):
+            await make(adapter=LORA.model_copy(update=changes)).restore()
+    with pytest.raises(ConfigurationError, match="of another adapter"):
+        await make().restore()
+    other = make_model(tmp_path / "other", seed=1)
+    with pytest.raises(ConfigurationError, match="another base model"):
+        await make(adapter=LORA, model_dir=other).restore()
+
+
+def test_the_reference_of_an_adapter_is_the_base(make):
+    """The KL is to the model without the adapter, and grows as the adapter learns."""
+    trainer = make(adapter=LORA, reference="base", kl_weight=0.01, learning_rate=1e-2)
+    first = trainer.train_now(sample(trainer.model, rewards=mixed)).kl_reference
+    assert first is not None
+    assert first < 1e-9
+    later = [trainer.train_now(sample(trainer.model, seed=s, rewards=mixed)).kl_reference for s in range(3)]
+    assert later[-1] > 1e-6

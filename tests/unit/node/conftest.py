@@ -63,6 +63,8 @@ class Pool:
         self.join = JoinString(COORDINATOR.peer_id, (f"/memory/{COORDINATOR.peer_id}",), "token", RUN)
         self.learner_store = MemoryStore()
         self.published = None  # (signed manifest, manifest, hash)
+        self.every: dict[bytes, tuple] = {}
+        self.base_instead: bytes | None = None
         self.notice_changes: dict[str, object] = {}
         self.notice_signer = COORDINATOR
         self.hello_refusal: Refused | None = None
@@ -86,8 +88,16 @@ class Pool:
 
     # the learner's and coordinator's side
 
-    async def publish(self, version: int, *, epoch: int = 0, data: bytes | None = None) -> bytes:
-        """A new snapshot, told at once to whoever holds a heartbeat open."""
+    async def publish(
+        self,
+        version: int,
+        *,
+        epoch: int = 0,
+        data: bytes | None = None,
+        base: bytes | None = None,
+        created_seconds: float = 0.0,
+    ) -> bytes:
+        """A new snapshot, told at once to whoever holds a heartbeat open; with `base`, an adapter on that one."""
         path = Path(f"export-{epoch}-{version}")
         self.learner_store.files[path] = data or bytes([version]) * 100_000
         manifest = make_manifest(
@@ -98,11 +108,13 @@ class Pool:
             version=version,
             domain="f32",
             previous_hash=None,
-            created_seconds=0.0,
+            created_seconds=created_seconds,
+            base_hash=base,
         )
         signed = LEARNER.sign("manifest", manifest)
         snapshot = await self.learner_store.adopt(signed, manifest, path)
         self.published = (signed, manifest, snapshot.manifest_hash)
+        self.every[snapshot.manifest_hash] = self.published
         self.news.set()
         self.news = trio.Event()
         return snapshot.manifest_hash
@@ -238,6 +250,8 @@ class Pool:
     async def _manifest(self, peer, request):
         self.manifests_asked += 1
         signed, manifest, manifest_hash = self.published
+        if request.manifest_hash == manifest.base_hash:
+            signed, manifest, manifest_hash = self.every[self.base_instead or request.manifest_hash]
         plan = build_plan(
             "star",
             manifest=manifest,

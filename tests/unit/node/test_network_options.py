@@ -53,12 +53,23 @@ def test_status_tells_whether_others_can_dial_this_node():
     yes = NatView(ReachabilityView(reachable=True, proved=("/ip4/192.0.2.1/tcp/4001",), reason=""), (), ())
     assert nat_rows(yes) == [("reachable", "yes, at /ip4/192.0.2.1/tcp/4001")]
     no = NatView(
-        ReachabilityView(reachable=False, reason="this process listens on no port"),
+        ReachabilityView(
+            reachable=False,
+            unproved=("/ip4/198.51.100.7/tcp/4001",),
+            reason="dialled back at 203.0.113.9, nothing led here from port 4001",
+        ),
         (PlaceView("R", held=True, reason=""), PlaceView("S", held=False, reason="it is full")),
         (PunchOutcome("P", "not_tried", 0, "no port to dial from"),),
     )
     assert nat_rows(no) == [
-        ("reachable", "no: it works, but passes no snapshots on (this process listens on no port)"),
+        (
+            "reachable",
+            (
+                "leaf: not reachable from outside (dialled back at 203.0.113.9, nothing led here from port 4001; "
+                "not told to others: /ip4/198.51.100.7/tcp/4001)"
+            ),
+        ),
+        ("", "as a leaf it takes snapshots and works like any other node, but passes none on"),
         ("relay", "a place at R"),
         ("relay", "it is full"),
         ("hole punching", "P: not tried, 0 tries: no port to dial from"),
@@ -69,8 +80,15 @@ def test_status_tells_whether_others_can_dial_this_node():
 
 def test_status_tells_of_the_connections():
     """How many of each kind, and what went over them."""
-    network = {"connections": [{"via": "direct"}, {"via": "relay"}, {"via": "direct"}], "sent_bytes": 2e6}
-    assert ("connections", "2 direct, 1 relay, 2.0 MB sent, 0.0 MB received") in table({"network": network})
+    network = {
+        "connections": [{"via": "direct"}, {"via": "relay"}, {"via": "direct"}],
+        "sent_bytes": 2e6,
+        "sent_bits_per_second": 1.5e6,
+        "received_bits_per_second": 0.0,
+    }
+    rows = table({"network": network})
+    assert ("connections", "2 direct, 1 relay, 2.0 MB sent, 0.0 MB received") in rows
+    assert ("moving", "1.50 Mbit/s out, 0.00 Mbit/s in") in rows
 
 
 async def test_bans_outlive_a_restart(tmp_path, monkeypatch):

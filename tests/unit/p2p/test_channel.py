@@ -44,8 +44,12 @@ class Pieces:
             self.pieces.pop(0)
         return part
 
-    async def send_all(self, data):
-        self.sent.append(data)
+    async def receive_parts(self, max_bytes):
+        part = await self.receive_some(max_bytes)
+        return [part] if part else []
+
+    async def send_all(self, *data):
+        self.sent.append(b"".join(data))
 
 
 @pytest.fixture
@@ -80,6 +84,20 @@ async def test_several_messages_and_end_are_one_write():
     stream = Pieces()
     await Channel(stream).send(Ack(count=1), Ack(count=2), end=True)
     assert stream.sent == [encode_frame(Ack(count=1)) + encode_frame(Ack(count=2)) + END]
+
+
+async def test_a_chunk_is_sent_without_a_copy():
+    """The bytes of the message themselves are handed to the stream, behind the frame's head."""
+    handed = []
+
+    class Kept(Pieces):
+        async def send_all(self, *data):
+            handed.extend(data)
+
+    chunk = Chunk(index=3, data=bytes(100_000))
+    await Channel(Kept()).send(chunk, end=True)
+    assert any(part is chunk.data for part in handed)
+    assert b"".join(handed) == encode_frame(chunk) + END
 
 
 async def test_stream_that_ends_anywhere_before_end_is_truncated():

@@ -69,6 +69,8 @@ def test_another_label() -> None:
         {"kind": "delta"},
         {"codec": "zstd"},
         {"base_hash": bytes(32)},
+        {"kind": "adapter"},
+        {"kind": "adapter", "base_hash": bytes(32), "anchor_hash": bytes(32)},
         {"expires_seconds": 1000.0},
     ],
 )
@@ -76,6 +78,11 @@ def test_inconsistent(changes: dict[str, object]) -> None:
     """Another run or publisher, a wrong number of hashes, or a form this version cannot take is refused."""
     with pytest.raises(SchemaViolation):
         accept(manifest(**changes))
+
+
+def test_an_adapter_names_its_base() -> None:
+    """The hash of a whole snapshot's manifest; without one, or a whole snapshot with one, it makes no sense."""
+    accept(manifest(kind="adapter", base_hash=bytes(32)))
 
 
 def test_expiry_by_the_coordinators_clock() -> None:

@@ -9,7 +9,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo2.p2p.rates import GRANT_BYTES_MIN, Limiter, TokenBucket, Turn, Turns
+from echo2.p2p.rates import GRANT_BYTES_MIN, THROUGHPUT_MARKS, Limiter, Throughput, TokenBucket, Turn, Turns
 
 MBIT = 1_000_000
 
@@ -199,3 +199,27 @@ async def test_without_a_cap_nothing_waits():
 def test_smallest_cap_still_moves():
     """A cap of a few kbit/s grants at least something at a time."""
     assert Limiter(8000, clock=lambda: 0.0).grant_bytes == GRANT_BYTES_MIN
+
+
+def test_throughput_by_hand():
+    """Bits a second over the last ten seconds, older ones forgotten; nothing is known in the first instant."""
+    rate = Throughput()
+    assert rate.bits_per_second(0, 0.0) == 0
+    rate.note(0, 0.0)
+    assert rate.bits_per_second(0, 0.0) == 0
+    for second in range(1, 21):
+        rate.note(1000 * min(second, 10), float(second))
+    assert rate.bits_per_second(10_000, 20.0) == 0
+    rate.note(15_000, 21.0)
+    assert rate.bits_per_second(15_000, 21.0) == pytest.approx(8 * 5000 / 10)
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 10**9)), max_size=300))
+def test_throughput_keeps_few_marks_and_is_never_negative(steps):
+    """However often it is told, and however long it is not."""
+    rate, now, total = Throughput(), 0.0, 0
+    for pause, count in steps:
+        now, total = now + pause, total + count
+        rate.note(total, now)
+        assert rate.bits_per_second(total, now) >= 0
+        assert len(rate._marks) <= THROUGHPUT_MARKS + 2

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from echo2.coordinator import api, cli
+from echo2.coordinator import api, cli, settings_doc
 from echo2.coordinator import main as coordinator_main
 from echo2.coordinator.config import CoordinatorConfig, RunConfig
 from echo2.coordinator.ledger import LedgerUnavailable
+from echo2.coordinator.run_file import load_run_file
 from echo2.coordinator.views import StepView
 from echo2.learner import main as learner_main
-from echo2.learner.config import AdapterSettings, LearnerConfig, ObjectiveSettings, TrainSettings
+from echo2.learner.config import AdapterSettings, LearnerConfig, MetricsSettings, ObjectiveSettings, TrainSettings
 from echo2.node import main as node_main
 from echo2.p2p import swarm
+from echo2.p2p.identity import Identity
 from echo2.p2p.messages import StepMetrics
 from echo2.tasks.catalog import TASKS, make_task
 
@@ -89,15 +91,35 @@ def test_the_settings_shown_exist():
     assert set(shown.pop("run")) <= set(RunConfig.model_fields)
     assert set(shown) <= set(CoordinatorConfig.model_fields)
     assert set(tomllib.loads(learner)) <= set(LearnerConfig.model_fields)
-    researchers = text("researchers.md")
-    of_run = researchers.split("In `coordinator.toml`")[1].split("In `learner.toml`")[0]
-    keys = {key for row in re.findall(r"^\| (`.*?`) \|", of_run, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
-    assert len(keys) > 8
-    assert keys <= set(RunConfig.model_fields)
+
+
+def test_the_tables_of_settings_are_as_the_code_has_them():
+    """`python -m echo2.coordinator.settings_doc packaging/docs/researchers.md` mends it."""
+    page = text("researchers.md")
+    assert {name for name in settings_doc.TABLES if f"<!-- settings {name} -->" in page} == set(settings_doc.TABLES)
+    assert settings_doc.rewritten(page) == page
+    assert all(f"| `{key}` |" in page for key in RunConfig.model_fields)
+
+
+def test_the_run_file_shown_is_one(tmp_path):
+    """As it stands on the page, up to the learner's own tables, and those are the learner's."""
+    shown = next(block for block in re.findall(r"```toml\n(.*?)```", text("researchers.md"), re.DOTALL) if "[run]" in block)
+    (tmp_path / "run.toml").write_text(shown)
+    submission = load_run_file(tmp_path / "run.toml", [], learner=Identity(b"l" * 32).peer_id)
+    assert submission.file.forecast.rate == 75.0
+    values = submission.learner_values()
+    assert set(values) <= set(LearnerConfig.model_fields)
+    assert set(values["objective"]) <= set(ObjectiveSettings.model_fields)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("objective", ObjectiveSettings), ("train", TrainSettings), ("adapter", AdapterSettings)]
+    ("name", "kind"),
+    [
+        ("objective", ObjectiveSettings),
+        ("train", TrainSettings),
+        ("adapter", AdapterSettings),
+        ("metrics", MetricsSettings),
+    ],
 )
 def test_every_setting_of_training_is_shown_with_its_default(name, kind):
     """The researcher's tables and the settings agree, none missing on either side; a default is shown as TOML."""
