@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from echo2.p2p.errors import ProtocolError, Refused
 from echo2.p2p.identity import open_signed, payload_hash
-from echo2.p2p.manifest import check_manifest
+from echo2.p2p.manifest import check_manifest, is_below
 from echo2.p2p.messages import Ack, AdmittedReply, AdmittedRollout, Detail, Manifest, PublishReply, RolloutKey
 
 from . import schema
@@ -22,7 +22,7 @@ from .run_book import ENDED, Published
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from echo2.p2p.messages import AdmittedRequest, LearnerReport, PublishRequest
+    from echo2.p2p.messages import AdmittedRequest, LearnerReport, PublishRequest, Signed
 
     from .broadcasts import BroadcastDesk
     from .leases import Kind
@@ -168,10 +168,12 @@ class LearnerDesk:
         known = run.manifests.get(manifest_hash)
         if known is None:
             self._check(manifest)
+            base = self._base(manifest, request.base)
             known = Published(manifest, request.manifest, manifest_hash, office.clock())
-            self._record(known)
-            run.manifests[manifest_hash] = known
-            run.current = known
+            self._record(known, base)
+            run.manifests[manifest_hash] = run.current = known
+            if base is not None:
+                run.manifests[base.manifest_hash] = base
             run.lose(*known.order)
             log.info("version %d published under epoch %d", manifest.version, manifest.epoch)
             self._settled()
@@ -185,9 +187,6 @@ class LearnerDesk:
             check_manifest(manifest, publisher=office.config.run.learner, run=office.run.name)
         except ProtocolError as error:
             raise Refused("manifest", str(error)) from error
-        base = office.run.manifests.get(manifest.base_hash) if manifest.base_hash is not None else None
-        if manifest.base_hash is not None and (base is None or base.manifest.kind != "full"):
-            raise Refused("manifest", "an adapter on a snapshot that was not published whole in this run")
         current = office.run.current
         if current is not None and manifest.epoch < current.order[0]:
             raise self._superseded(current.order[0])
@@ -210,6 +209,20 @@ class LearnerDesk:
             f"another learner process has gone on with this key under epoch {epoch}; stop one of the two",
         )
 
+    def _base(self, manifest: Manifest, signed: Signed | None) -> Published | None:
+        """An adapter's base, when this ledger has forgotten it. Raises Refused for one that no node could use."""
+        run = self._office.run
+        if manifest.base_hash is None:
+            return None
+        known, told = run.manifests.get(manifest.base_hash), None
+        if known is None and signed is not None and payload_hash(signed) == manifest.base_hash:
+            base = open_signed(signed, manifest.publisher, "manifest", Manifest)
+            check_manifest(base, publisher=manifest.publisher, run=run.name)
+            known = told = Published(base, signed, manifest.base_hash, None)
+        if known is None or known.manifest.kind != "full" or not is_below(known.manifest, manifest):
+            raise Refused("manifest", "an adapter on a snapshot that was not published whole before it in this run")
+        return told
+
     def _check_kept(self, epoch: int, version: int) -> None:
         """Raise Refused when a learner would begin anew what it has lost altogether: that is for a person to decide."""
         run = self._office.run
@@ -229,22 +242,23 @@ class LearnerDesk:
                 reason = f"lost version: the learner was put back to version {version}, this is of {entry.version}"
                 changes.finish(entry, "stale", reason, step=version)
 
-    def _record(self, published: Published) -> None:
+    def _record(self, published: Published, base: Published | None) -> None:
         office, manifest = self._office, published.manifest
         run = office.run
         begins = run.state == "ready"
         with office.ledger.transaction() as connection:
-            connection.execute(
-                sa.insert(schema.manifests).values(
-                    run=run.name,
-                    epoch=manifest.epoch,
-                    version=manifest.version,
-                    hash=published.manifest_hash,
-                    payload=published.signed.payload,
-                    signature=published.signed.signature,
-                    published=office.wall(),
+            for entry in filter(None, (base, published)):
+                connection.execute(
+                    sa.insert(schema.manifests).values(
+                        run=run.name,
+                        epoch=entry.manifest.epoch,
+                        version=entry.manifest.version,
+                        hash=entry.manifest_hash,
+                        payload=entry.signed.payload,
+                        signature=entry.signed.signature,
+                        published=office.wall(),
+                    )
                 )
-            )
             if begins:
                 connection.execute(
                     sa.update(schema.runs).where(schema.runs.c.run == run.name).values(state="running", reason="")

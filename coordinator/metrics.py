@@ -102,7 +102,8 @@ def _runs(runs: Sequence[RunView]) -> Iterator[Metric]:
         yield family
     rollouts = GaugeMetricFamily("echo2_rollouts", "Training rollouts by their state now.", labels=["run", "state"])
     submitted = CounterMetricFamily("echo2_rollouts_submitted", "Training rollouts received.", labels=["run"])
-    heldout = GaugeMetricFamily("echo2_heldout_reward", "Mean held-out reward, the newest of each purpose.", labels=["run", "purpose"])
+    text = "Mean held-out reward, the newest of each purpose."
+    heldout = GaugeMetricFamily("echo2_heldout_reward", text, labels=["run", "purpose"])
     state = GaugeMetricFamily("echo2_run_state", "1 for the state the run is in.", labels=["run", "state"])
     for run in runs:
         for key, count in run.rollouts.model_dump().items():

@@ -49,7 +49,8 @@ def submit(
     if dry_run and out is not None:
         raise ConfigurationError("--dry-run writes nothing: leave out one of --dry-run and --out")
     from .preview import look
-    from .submit import ask_learner, read_submission, report, text_of, write_folder
+    from .submit import ask_learner, read_submission, report, write_folder
+    from .submit_text import text_of
 
     flags = setting or []
     submission, learner = read_submission(run_file, flags, check=ask_learner)

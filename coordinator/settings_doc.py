@@ -1,4 +1,4 @@
-"""Tables of settings for the documents, made from the code: `python -m echo2.coordinator.settings_doc PAGE` rewrites them.
+"""Tables of settings for the documents, made from the code: `python -m echo2.coordinator.settings_doc PAGE` does it.
 
 A page marks each with `<!-- settings NAME -->` and `<!-- end -->`; a test compares.
 """

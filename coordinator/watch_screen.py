@@ -35,7 +35,7 @@ HISTOGRAM_STEPS = 32
 HISTOGRAM_ROWS = 6
 EVALUATIONS_SHOWN = 4
 REASONS_SHOWN = 4
-FIXED_LINES = 21
+FIXED_LINES = 22
 """Lines of everything but histogram rows, reasons and nodes."""
 
 NODES_MIN = 3
@@ -60,7 +60,7 @@ def render(look: Look, *, width: int, height: int = 50, note: str = "") -> Rende
         Text(),
         _numbers(look),
         Text(),
-        *_rollouts(look, reasons),
+        *_rollouts(look, reasons, inner),
         Text(),
         _nodes(look.nodes, rows=rows),
     ]
@@ -205,10 +205,15 @@ def _pool(look: Look) -> str:
     return ", ".join([f"{pool.nodes_healthy} healthy", *(f"{count} {name}" for name, count in others if count)])
 
 
-def _rollouts(look: Look, reasons: Sequence[tuple[str, int]]) -> list[RenderableType]:
+def _rollouts(look: Look, reasons: Sequence[tuple[str, int]], inner: int) -> list[RenderableType]:
     counts: Mapping[str, int] = look.run.rollouts.model_dump()
-    text = "  ".join(f"{name} {count}" for name, count in counts.items() if count or name in ("submitted", "consumed"))
-    lines: list[RenderableType] = [_line("rollouts", text)]
+    words = [f"{name} {count}" for name, count in counts.items() if count or name in ("submitted", "consumed")]
+    packed = [""]
+    for word in words:
+        if packed[-1] and len(packed[-1]) + len(word) + 2 > inner - LABEL_COLUMNS - 1:
+            packed.append("")
+        packed[-1] += f"  {word}" if packed[-1] else word
+    lines: list[RenderableType] = [_line("" if number else "rollouts", row) for number, row in enumerate(packed)]
     for reason, count in reasons[:REASONS_SHOWN]:
         lines.append(_line("", f"{count} {reason}", "dim"))
     if len(reasons) > REASONS_SHOWN:

@@ -71,8 +71,8 @@ class Tensors:
         return cls({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}, tensors.__getitem__)
 
     def in_file_order(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Wide types first: every tensor then lies where a mapped file can be read in place."""
-        return dict(sorted(self.shapes.items(), key=lambda item: -item[1][1].itemsize))
+        """Wide types first, so that every tensor lies where a mapped file can be read in place; then by name."""
+        return dict(sorted(self.shapes.items(), key=lambda item: (-item[1][1].itemsize, item[0])))
 
 
 class Checkpoints:

@@ -24,6 +24,8 @@ IDENTITY_FILE = "identity.key"
 CHECKPOINTS_FOLDER = "checkpoints"
 SNAPSHOTS_FOLDER = "snapshots"
 EXPORTS_FOLDER = "exports"
+MODEL_DIR_FILE = "model-dir"
+"""Where the learner last found its model, for whoever exports from its home."""
 
 Beta = Annotated[float, Field(ge=0, lt=1, description="below 1")]
 RATIO_CAP_MAX = 1000.0

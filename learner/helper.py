@@ -10,7 +10,7 @@ import torch
 
 from echo2.p2p.daemon import EXIT_FAILED
 
-from .config import ObjectiveSettings, TrainSettings
+from .config import AdapterSettings, ObjectiveSettings, TrainSettings
 from .loss import objective_of
 from .orders import END, FORGET, NOTHING, READ, SPREAD, STEP, WRITE, unpack_step
 from .products import products_in
@@ -53,12 +53,14 @@ def _serve(place: Place, seconds: float) -> None:
 
 
 def _spread(words: Mapping[str, Any], ranks: Ranks) -> TrainingState:
+    adapter = words["adapter"]
     return TrainingState.spread(
         words["model"],
         objective_of(ObjectiveSettings.model_validate_json(words["objective"])),
         TrainSettings.model_validate_json(words["train"]),
         ranks,
         reference=words["reference"],
+        adapter=None if adapter is None else (AdapterSettings.model_validate_json(adapter), words["seed"]),
     )
 
 

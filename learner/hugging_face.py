@@ -17,7 +17,14 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig
 
 from echo2.p2p.errors import ConfigurationError
-from echo2.tasks.model_card import CONTEXT_TOKENS_MAX, TOKENIZER_FILE, ModelCard, tokenizer_sha256, write_model_card
+from echo2.tasks.model_card import (
+    CONTEXT_TOKENS_MAX,
+    TOKENIZER_FILE,
+    ModelCard,
+    load_model_card,
+    tokenizer_sha256,
+    write_model_card,
+)
 
 from .architectures import EMBEDDING, OUTPUT, architecture_of, named_architecture, parameter_shapes
 from .chat_template import ChatFormat, chat_format, read_chat_template
@@ -62,23 +69,35 @@ def prepare_folder(source: Path, folder: Path, name: str | None = None) -> Model
         card = _card(source, folder, config, architecture.name, tokenizer, name or _name(source))
         write_model_card(folder, card)
         load_vocabulary(folder)
-        dtypes = {each: weights.dtype(each) or torch.float32 for each in shapes}
-        write_weights(folder / WEIGHTS_FILE, {each: (shapes[each], dtypes[each]) for each in shapes}, weights.tensor)
+        kept_as = {each: (shape, weights.dtype(each) or torch.float32) for each, shape in shapes.items()}
+        wide_first = sorted(kept_as.items(), key=lambda entry: -entry[1][1].itemsize)  # so that all lie aligned
+        write_weights(folder / WEIGHTS_FILE, dict(wide_first), weights.tensor)
     return card
 
 
 def write_folder(model_dir: Path, weights: Mapping[str, torch.Tensor], out: Path, dtype: torch.dtype) -> None:
     """Fills the existing, empty `out` with a Hugging Face folder of these weights of the model in `model_dir`."""
     shapes = parameter_shapes(_config(model_dir))
-    if {name: weight.shape for name, weight in weights.items()} != shapes:
+    if weights.keys() != shapes.keys():
         raise ConfigurationError(f"these weights are not of the model in {model_dir}")
+
+    def load(name: str) -> torch.Tensor:
+        weight = weights[name]
+        if weight.shape != shapes[name]:
+            raise ConfigurationError(f"these weights are not of the model in {model_dir}: {name} has another shape")
+        return weight
+
     for kept in (*KEPT_FILES, TOKENIZER_FILE, CHAT_TEMPLATE_FILE):
         if kept != CONFIG_FILE and (model_dir / kept).is_file():
             shutil.copyfile(model_dir / kept, out / kept)
+    if not (out / TOKENIZER_CONFIG_FILE).is_file():  # a model that came with the package
+        ending = Tokenizer.from_file(str(out / TOKENIZER_FILE)).id_to_token(load_model_card(model_dir).stop_ids[0])
+        words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending}
+        (out / TOKENIZER_CONFIG_FILE).write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
     settings = {key: value for key, value in _read_json(model_dir / CONFIG_FILE).items() if key != "dtype"}
     settings["torch_dtype"] = str(dtype).removeprefix("torch.")  # the name that every release of transformers reads
     (out / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    write_weights(out / WEIGHTS_FILE, {name: (shape, dtype) for name, shape in shapes.items()}, weights.__getitem__)
+    write_weights(out / WEIGHTS_FILE, {name: (shape, dtype) for name, shape in shapes.items()}, load)
 
 
 def _config(folder: Path) -> PreTrainedConfig:

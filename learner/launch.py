@@ -158,7 +158,8 @@ def give_up(message: str, helpers: Helpers | None) -> NoReturn:
 
 def _end_with_first() -> None:
     with contextlib.suppress(OSError, ValueError):
-        sys.stdin.buffer.read()
+        while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold when the interpreter ends
+            pass
     os._exit(EXIT_FAILED)
 
 

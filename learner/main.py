@@ -30,7 +30,7 @@ from echo2.p2p.errors import ConfigurationError, ProtocolError
 from echo2.p2p.identity import load_or_create_identity
 
 from .boards import open_metrics
-from .config import IDENTITY_FILE, SNAPSHOTS_FOLDER, LearnerConfig, load_config
+from .config import IDENTITY_FILE, MODEL_DIR_FILE, SNAPSHOTS_FOLDER, LearnerConfig, load_config
 from .launch import PROCESSES_MAX, follow_first, place_in
 from .prepare import MODEL_NAMES, prepare, prepare_from
 from .service import LearnerService
@@ -89,8 +89,29 @@ def identity(home: Annotated[Path, typer.Option(metavar="DIR", help="the learner
 
 @app.command()
 def check(config: Annotated[Path, typer.Option(help="the settings file")] = Path("learner.toml")) -> None:
-    """Print every setting with its value, as JSON, or say what is wrong with the file; nothing is started."""
-    print(load_config(config).model_dump_json())
+    """Print every setting with its value, as JSON, or say what is wrong with the file; nothing is started.
+
+    Left out is `coordinator`: in a join string is a token that lets others in, and such output is shown around.
+    """
+    print(load_config(config).model_dump_json(exclude={"coordinator"}))
+
+
+@app.command("export-hf")
+def export_command(
+    home: Annotated[Path, typer.Argument(metavar="HOME", help="the learner's folder")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="a new or empty folder")],
+    dtype: Annotated[str, typer.Option(help="number format of the weights: f32, bf16 or f16")] = "f32",
+    model_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="the model the run began with, if it has been moved")
+    ] = None,
+) -> None:
+    """Make a Hugging Face folder of the newest checkpoint; an adapter is folded into its base."""
+    if dtype not in ("f32", "bf16", "f16"):
+        raise ConfigurationError(f"--dtype {dtype} is not one of f32, bf16, f16")
+    from .export_home import export_home  # takes seconds to load
+
+    progress = export_home(home, out, model_dir=model_dir, dtype=dtype)
+    print(f"{out}: version {progress.version} of the run {progress.run}, {dtype}")
 
 
 @app.command()
@@ -116,6 +137,7 @@ def run(
     configure_logging("echo2-learner", log_level)
     with stoppable(), lock_state_dir(settings.home):
         key = load_or_create_identity(settings.identity_path)
+        (settings.home / MODEL_DIR_FILE).write_text(f"{settings.model_dir.resolve()}\n", encoding="utf-8")
         with (
             open_team(
                 place,

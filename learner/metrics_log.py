@@ -43,7 +43,8 @@ class MetricsSink(Protocol):
 
 def plain(metrics: StepMetrics) -> dict[str, Any]:
     """Every field of a step as JSON has it; a lease's id in hexadecimal."""
-    return json.loads(json.dumps(metrics.model_dump(), default=lambda value: bytes(value).hex()))
+    values: dict[str, Any] = json.loads(json.dumps(metrics.model_dump(), default=lambda value: bytes(value).hex()))
+    return values
 
 
 def scalars(metrics: StepMetrics) -> dict[str, float]:

@@ -149,14 +149,21 @@ class Publisher:
         signed = self._identity.sign("manifest", manifest)
         await self._store.adopt(signed, manifest, path)
         await self._store.accept(manifest, payload_hash(signed))
-        return PublishRequest(manifest=signed)
+        # Signed anew it is the very same bytes: `_base` saw to it, and Ed25519 draws nothing.
+        again = None if base is None else self._identity.sign("manifest", base.manifest)
+        return PublishRequest(manifest=signed, base=again)
 
     def _base(self) -> Snapshot | None:
-        """Version 0, which a run with adapters keeps as long as it lasts: what nodes put the adapters on."""
+        """Version 0, which a run with adapters keeps as long as it lasts: what nodes put the adapters on.
+
+        Only one whose manifest this release would sign as the very same bytes: another hash is another base to nodes.
+        """
         for snapshot in reversed(self._store.snapshots()):
             manifest = snapshot.manifest
-            if (manifest.run, manifest.publisher) == (self._run, self._identity.peer_id) and manifest.version == 0:
-                return snapshot
+            ours = (manifest.run, manifest.publisher) == (self._run, self._identity.peer_id)
+            if ours and manifest.version == 0 and manifest.kind == "full":
+                again = payload_hash(self._identity.sign("manifest", manifest))
+                return snapshot if again == snapshot.manifest_hash else None
         return None
 
     async def _discard_old(self) -> None:

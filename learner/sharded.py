@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from .adapter import add_adapter
 from .architectures import named_architecture
 from .attention import PACKED
 from .policy import packed_logprobs
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from .config import AdapterSettings
     from .packing import Pack
     from .ranks import Ranks
 
@@ -38,10 +40,18 @@ METHOD = "echo2_packed_logprobs"
 """On the model, and known to FSDP: the weights it needs are there while it runs."""
 
 
-def sharded_model(config: Mapping[str, Any], ranks: Ranks, *, dtype: str, source: PreTrainedModel | None) -> Any:
+def sharded_model(
+    config: Mapping[str, Any],
+    ranks: Ranks,
+    *,
+    dtype: str,
+    source: PreTrainedModel | None,
+    adapter: tuple[AdapterSettings, int] | None = None,
+) -> Any:
     """The model of this configuration (config.json), spread over all processes; all must call it.
 
-    `source` is the whole model, on the first process; None on the others. `dtype` as in `[train]`: on GPUs "bf16" means
+    `source` is the whole model, on the first process; None on the others. `adapter`, settings and seed, is added to
+    both before the model is spread. `dtype` as in `[train]`: on GPUs "bf16" means
     that layers are gathered and evaluated in it; weights, sums of gradients and the optimiser stay float32.
     """
     kind = named_architecture(config["model_type"]).model
@@ -50,6 +60,9 @@ def sharded_model(config: Mapping[str, Any], ranks: Ranks, *, dtype: str, source
     settings.use_cache = False
     with torch.device("meta"):
         model = kind(settings).eval()
+    if adapter is not None:
+        for whole_or_empty in filter(None, (model, source)):
+            add_adapter(whole_or_empty, adapter[0], seed=adapter[1])
     shard(model, ranks, dtype=dtype)
     model.to_empty(device=ranks.device)
     weights = {} if source is None else dict(source.named_parameters())

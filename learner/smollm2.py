@@ -21,6 +21,7 @@ from echo2.tasks.model_card import TOKENIZER_FILE, ModelCard, tokenizer_sha256, 
 
 from .architectures import gguf_tensor_name, rotated_heads, unpermute_rows
 from .policy import save_policy
+from .vocabulary import CHAT_TEMPLATE_FILE
 
 if TYPE_CHECKING:
     from typing import Any
@@ -56,6 +57,7 @@ def prepare_smollm2(folder: Path) -> ModelCard:
     special = tuple(index for index, kind in enumerate(types) if kind == gguf.TokenType.CONTROL)
     _tokenizer(tokens, _field(reader, "tokenizer.ggml.merges"), special).save(str(folder / TOKENIZER_FILE))
     save_policy(_model(reader), folder)
+    (folder / CHAT_TEMPLATE_FILE).write_text(_field(reader, "tokenizer.chat_template"), encoding="utf-8")
     card = ModelCard(
         name=NAME,
         architecture="llama",

@@ -81,21 +81,28 @@ class TorchTrainer:
         return TrainingState(model, reference, self._objective, self._config.train)
 
     def _spread(self, model: PreTrainedModel, ranks: Ranks) -> TrainingState:
-        if self._config.adapter is not None:
-            raise ConfigurationError("[adapter] is for a learner of one process; leave it out, or run one process")
         if ranks.device.type == "cpu":
             check_products(self._config.train.dtype)
         config = json.loads(model.config.to_json_string(use_diff=False))
         reference = self._config.objective.reference == "base"
+        adapter = self._config.adapter
         words = {
             "model": config,
             "objective": self._config.objective.model_dump_json(),
             "train": self._config.train.model_dump_json(),
             "reference": reference,
+            "adapter": None if adapter is None else adapter.model_dump_json(),
+            "seed": self._config.seed,
         }
         with self._team.turn(SPREAD, words):
             return TrainingState.spread(
-                config, self._objective, self._config.train, ranks, reference=reference, source=model
+                config,
+                self._objective,
+                self._config.train,
+                ranks,
+                reference=reference,
+                adapter=None if adapter is None else (adapter, self._config.seed),
+                source=model,
             )
 
     @property

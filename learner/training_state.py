@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from .batch import BatchArrays
-    from .config import TrainSettings
+    from .config import AdapterSettings, TrainSettings
     from .loss import Objective
     from .measures import UpdateResult
     from .ranks import Ranks
@@ -70,16 +70,17 @@ class TrainingState:
         ranks: Ranks,
         *,
         reference: bool,
+        adapter: tuple[AdapterSettings, int] | None = None,
         source: PreTrainedModel | None = None,
     ) -> TrainingState:
-        """A shard in each process, of the first one's `source`; all must call it."""
-        model = _sharded().sharded_model(config, ranks, dtype=settings.dtype, source=source)
-        if settings.gradient_checkpointing:
-            enable_checkpointing(model)
+        """A shard in each process, of the first one's `source`; all must call it. `adapter`: its settings and seed."""
         frozen = None
-        if reference:
+        if reference:  # before `source` gets an adapter
             frozen = _sharded().sharded_model(config, ranks, dtype=settings.dtype, source=source)
             frozen.requires_grad_(False)
+        model = _sharded().sharded_model(config, ranks, dtype=settings.dtype, source=source, adapter=adapter)
+        if settings.gradient_checkpointing:
+            enable_checkpointing(model)
         return cls(model, frozen, objective, settings, ranks)
 
     def step(

@@ -719,11 +719,15 @@ class LearnerReport(Message):
 
 
 class PublishRequest(Message):
-    """A new snapshot. Sent only when the checkpoint it came from is durable."""
+    """A new snapshot. Sent only when the checkpoint it came from is durable.
+
+    With an adapter comes the manifest of its base, in the bytes it was published in: the ledger may be older than it.
+    """
 
     TYPE = "publish"
     BYTES_MAX = 16 * MIB
     manifest: Signed
+    base: Signed | None = None
 
 
 class PublishReply(Message):

@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DATASET = "letter_counting"
-DATASET_OPTIONS: dict[str, Any] = {}
-TRAIN_SIZE = 2000
+DATASET = "calendar_arithmetic"
+DATASET_OPTIONS: dict[str, Any] = {"tasks": ["is_leap_year"], "leap_year_range": 1000}
+TRAIN_SIZE = 200
+"""More than the groups of a run. Few enough that most held-out years are none of these; the rest are left out."""
 HELDOUT, HELDOUT_QUICK = 64, 4
-TOKENS_MAX = 32
+TOKENS_MAX = 24
 R, N, KAPPA, S = 32, 8, 2, 3
 LEARNING_RATE = 1e-5
 STEPS, STEPS_QUICK = 30, 2
@@ -149,7 +150,7 @@ def run_trl(out: Path, steps: int, threads: int) -> None:
     times: dict[str, float] = {}
 
     def rewards(completions: list[str], index: list[int], **_: Any) -> list[float]:
-        return [task.score(prompts[place], text).value for place, text in zip(index, completions, strict=True)]
+        return [task.score(prompts[place], text).reward for place, text in zip(index, completions, strict=True)]
 
     class Keeper(TrainerCallback):  # type: ignore[misc]
         begun = 0.0
@@ -215,7 +216,9 @@ def judge(out: Path, threads: int, heldout: int) -> dict[str, dict[int, float]]:
     card, task = load_model_card(folder), make_task(heldout)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
-    prompts = [task.prompt("heldout", index) for index in range(heldout) for _ in range(SAMPLES)]
+    taught = {task.prompt("train", index).text for index in range(TRAIN_SIZE)}
+    unseen = [prompt for index in range(heldout) if (prompt := task.prompt("heldout", index)).text not in taught]
+    prompts = [prompt for prompt in unseen for _ in range(SAMPLES)]
     texts = [card.prompt_prefix + prompt.text + card.prompt_suffix for prompt in prompts]
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     stop = card.stop_ids[0]
@@ -242,7 +245,7 @@ def judge(out: Path, threads: int, heldout: int) -> dict[str, dict[int, float]]:
                 )
             for prompt, row in zip(prompts[first : first + JUDGED_AT_ONCE], drawn[:, width:].tolist(), strict=True):
                 response = row[: row.index(stop)] if stop in row else row
-                total += task.score(prompt, tokenizer.decode(response, skip_special_tokens=True)).value
+                total += task.score(prompt, tokenizer.decode(response, skip_special_tokens=True)).reward
         return total / len(prompts)
 
     curves: dict[str, dict[int, float]] = {}
@@ -252,7 +255,9 @@ def judge(out: Path, threads: int, heldout: int) -> dict[str, dict[int, float]]:
         curves[side] = {0: base}
         for version in versions:
             if version:
-                model.load_state_dict(load_file(out / f"{side}-v{version}"), strict=False)  # tied weights are kept once
+                weights = load_file(out / f"{side}-v{version}")
+                assert weights.keys() == dict(model.named_parameters()).keys()  # tied weights are kept once
+                model.load_state_dict(weights, strict=False)
                 curves[side][version] = reward()
                 print(f"{side} version {version}: {curves[side][version]:.3f}", file=sys.stderr, flush=True)
     return curves

@@ -217,7 +217,7 @@ def write_folder(folder: Path, name: str, *, shards: int = 1, dtype: torch.dtype
     model.config.save_pretrained(folder)
     end, of_text = (special[4], special[1]) if kind == "llama-bpe" else (special[2], special[0])
     ends = [ids.token_to_id(of_text), ids.token_to_id(end)]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "temperature": 0.6}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     template = LLAMA3_TEMPLATE if kind == "llama-bpe" else CHATML_TEMPLATE
     settings = {
         "bos_token": special[0],

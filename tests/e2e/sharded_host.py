@@ -25,6 +25,7 @@ from echo2.learner.team import Team
 from echo2.learner.trainer import TorchTrainer
 
 STEPS = 10
+LEAST_FLOAT = b"\xff\xff\x7f\xff"
 
 
 class Host:
@@ -94,16 +95,20 @@ class Host:
 
     def faults(self):
         """An update with an exploding ratio is left out by all, with the same culprits; the next step is as ever."""
-        ours, alone = self.trainer("f1", together=True), self.trainer("f2", together=False)
+        objective = {"ratio_cap": "off"}
+        ours = self.trainer("f1", together=True, objective=objective)
+        alone = self.trainer("f2", together=False, objective=objective)
         batch = self.batch(0)
         group = batch.groups[-1]
-        claimed = group.rollouts[0].model_copy(update={"logprobs": b"\xff\xff\x7f\xff" * (len(group.rollouts[0].tokens) // 4)})
+        first = group.rollouts[0]
+        claimed = first.model_copy(update={"logprobs": LEAST_FLOAT * (len(first.tokens) // 4)})
         broken = type(batch)(0, (*batch.groups[:-1], type(group)(group.ordinal, (claimed, *group.rollouts[1:]))))
         seen = []
         for trainer in (ours, alone):
             stats = trainer.train_now(broken)
             trainer.train_now(self.batch(1))
-            seen.append({"skipped": stats.updates_skipped, "culprits": [c.model_dump(mode="json") for c in stats.culprits]})
+            culprits = [culprit.model_dump(mode="json") for culprit in stats.culprits]
+            seen.append({"skipped": stats.updates_skipped, "culprits": culprits})
         apart = max(difference(ours._read(name), alone._read(name)) for name in alone._state.parameters)
         return {"seen": seen, "apart": apart}
 
@@ -127,7 +132,8 @@ class Host:
 
 
 def vars_of(stats):
-    return {name: getattr(stats, name) for name in stats.__slots__ if isinstance(getattr(stats, name), float | int | tuple)}
+    values = {name: getattr(stats, name) for name in stats.__slots__}
+    return {name: value for name, value in values.items() if isinstance(value, float | int | tuple)}
 
 
 def difference(left, right):

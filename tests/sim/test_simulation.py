@@ -22,6 +22,7 @@ SEEDS = range(50)
 STOPPED_SEEDS = range(100, 110)
 PUT_BACK_SEEDS = range(200, 215)
 EPISODE_SEEDS = range(300, 306)
+ADAPTER_SEEDS = range(400, 404)
 
 
 def play(scenario):
@@ -149,6 +150,29 @@ def test_crashes_break_no_promise_of_a_run_of_several_turns(seed):
     assert "rejected" not in observed.ledger.values()
     batches = [what for kind, _, what in observed.events if kind == "step"]
     assert any(rollout.spans for batch in batches for rollout in batch.rollouts)
+
+
+@pytest.mark.parametrize("seed", ADAPTER_SEEDS)
+def test_crashes_break_no_promise_of_a_run_that_publishes_adapters(seed):
+    """Nodes that join or come back late get the base with the adapter: the run finishes, nothing is lost or twice."""
+    scenario = replace(random_scenario(seed), adapters=True)
+    assert judge(scenario, play(scenario)) == []
+
+
+@pytest.mark.parametrize("process", ["learner", "coordinator"])
+@pytest.mark.parametrize("seed", ADAPTER_SEEDS)
+def test_what_was_put_back_in_a_run_that_publishes_adapters_goes_on(seed, process):
+    """A learner whose base is lost publishes whole; a ledger that forgot the base is told of it again."""
+    observed = play(replace(put_back(seed, process), adapters=True))
+    assert observed.run_state == "finished", observed.waiting
+    assert not {"held", "admitted"} & set(observed.ledger.values())
+
+
+@pytest.mark.parametrize("at_seconds", [10.0, 14.0, 20.0])
+def test_an_empty_ledger_takes_over_a_run_that_publishes_adapters(at_seconds):
+    """It hears of the base, then of the adapter that is the newest."""
+    observed = play(Scenario(seed=1, adapters=True, put_back=PutBack("coordinator", 0.0, at_seconds)))
+    assert observed.run_state == "finished", observed.waiting
 
 
 def test_a_seed_repeats_exactly():

@@ -9,7 +9,7 @@ from echo2.p2p.manifest import make_manifest
 from echo2.p2p.messages import PublishReply, PublishRequest
 
 
-async def publish(learner, version, base):
+async def publish(learner, version, base, told=None):
     manifest = make_manifest(
         hash_bytes(f"adapter {version}".encode() * 10),
         run="r1",
@@ -22,7 +22,7 @@ async def publish(learner, version, base):
         base_hash=base,
     )
     signed = learner.identity.sign("manifest", manifest)
-    await learner.ask("publish", PublishRequest(manifest=signed), PublishReply)
+    await learner.ask("publish", PublishRequest(manifest=signed, base=told), PublishReply)
     return payload_hash(signed)
 
 
@@ -54,6 +54,22 @@ async def test_a_base_that_was_never_published_whole_is_refused(autojump_clock, 
         adapter = await publish(learner, 2, base)
         with pytest.raises(Refused, match="published whole"):
             await publish(learner, 4, adapter)
+
+
+async def test_a_ledger_that_has_forgotten_the_base_is_told_of_it(autojump_clock, world):
+    """With the adapter, in the bytes it was published in; nothing is leased under it, and it outlives a restart."""
+    async with world.serving(), world.learner() as learner:
+        await learner.hello()
+        told = learner.manifest()
+        with pytest.raises(Refused, match="published whole"):
+            await publish(learner, 4, payload_hash(told), told=learner.manifest(version=2))
+        adapter = await publish(learner, 4, payload_hash(told), told=told)
+    async with world.serving(), world.learner() as learner, world.node(10) as node:
+        await learner.hello()
+        notice = await node.join()
+        assert (notice.version, notice.manifest_hash) == (4, adapter)
+        _, reply = await node.manifest(payload_hash(told))
+        assert reply.manifest == told
 
 
 async def test_the_base_is_known_after_a_restart(autojump_clock, world):

@@ -44,7 +44,7 @@ async def test_a_baseline_asks_each_prompt_k_times(autojump_clock, evaluated):
 
 
 async def test_answers_count_for_the_version_they_were_leased_under(autojump_clock, evaluated, tools):
-    """The node moves on with an answer of version 1 in hand: it counts for that version, which is waited for so long."""
+    """The node moves on with an answer of version 1 in hand: it counts for that version, which waits for it."""
     async with evaluated.serving(), evaluated.learner() as learner, evaluated.node(10) as node:
         await begin(evaluated, learner, node)
         await step(evaluated, learner, node, tools=tools)

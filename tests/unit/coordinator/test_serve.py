@@ -20,7 +20,7 @@ async def test_bans_outlive_a_restart(tmp_path, monkeypatch):
         raise ConfigurationError("far enough")
 
     monkeypatch.setattr(serve, "open_libp2p_transport", opened)
-    monkeypatch.setattr(serve, "check", lambda config: None)
+    monkeypatch.setattr(serve, "check_task", lambda run: None)
     monkeypatch.setattr(serve, "load_operator_token_hash", lambda path: None)
     run = {"name": "r", "task": "arithmetic", "model_dir": "m", "learner": Identity(b"\x05" * 32).peer_id, "steps": 1}
     values = {"run": run, "rest": {"port": 0}}

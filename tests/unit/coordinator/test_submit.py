@@ -7,11 +7,14 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from echo2.coordinator import cli
 from echo2.coordinator.config import load_config as load_coordinator
 from echo2.coordinator.preview import Seen, look, seen_of
 from echo2.coordinator.run_file import load_run_file, toml_text
-from echo2.coordinator.submit import ask_learner, duration, read_submission, report, text_of, write_folder
+from echo2.coordinator.submit import ask_learner, read_submission, report, write_folder
+from echo2.coordinator.submit_text import duration, text_of
 from echo2.coordinator.views import PoolView
 from echo2.learner.config import load_config as load_learner
 from echo2.p2p.errors import ConfigurationError
@@ -231,7 +234,11 @@ def test_the_report_is_words_and_json(folder):
 def test_the_folder_has_what_both_daemons_start_with(folder):
     """Settings that load, keys that agree, private folders, and the commands that come next."""
     out = folder / "out"
-    flags = ["coordinator.rest={port=8099}", "metrics.wandb={project='p q'}", 'coordinator.announce=["/dns/h.org/tcp/1"]']
+    flags = [
+        "coordinator.rest={port=8099}",
+        "metrics.wandb={project='p q'}",
+        'coordinator.announce=["/dns/h.org/tcp/1"]',
+    ]
     written = write_folder(out, folder / "run.toml", flags, shown(folder))
     coordinator = load_coordinator(out / "coordinator" / "coordinator.toml")
     learner = load_learner(out / "learner" / "learner.toml")
@@ -282,3 +289,29 @@ def test_toml_is_read_back_as_it_was(value):
 def test_a_time_is_told_as_people_do(seconds, words):
     """Seconds, minutes, hours."""
     assert duration(seconds) == words
+
+
+def command(*words):
+    return CliRunner().invoke(cli.app, [*map(str, words)], catch_exceptions=True)
+
+
+def test_the_command_wants_to_know_what_to_do(folder):
+    """A dry run or a folder, one of the two."""
+    for words in ((), ("--dry-run", "--out", folder / "o")):
+        result = command("submit", folder / "run.toml", *words)
+        assert isinstance(result.exception, ConfigurationError)
+        assert "--dry-run" in str(result.exception)
+
+
+def test_a_dry_run_writes_nothing(folder):
+    """From the command line, with the learner's program and the scorer's process; as words and as JSON."""
+    before = sorted(folder.rglob("*"))
+    result = command("submit", folder / "run.toml", "--dry-run", "--set", "run.n=16")
+    assert result.exit_code == 0, result.exception
+    assert "run.n" in result.stdout
+    assert "<bos>" in result.stdout
+    assert sorted(folder.rglob("*")) == before
+    found = json.loads(command("submit", folder / "run.toml", "--dry-run", "--json").stdout)
+    assert found["resolved"]["objective.clip_high"] == {"value": 0.28, "from": "file"}
+    assert len(found["nodes_see"]["prompts"]) == 3
+    assert "answer" not in json.dumps(found["nodes_see"])

@@ -101,7 +101,8 @@ def test_a_run_that_has_not_begun_has_a_screen_too():
     """Nothing measured, no node, and the learner away."""
     empty = Look(
         run(
-            state="ready", version=None, learner_version=0, series=(), evaluations=(), waiting="no snapshot published yet",
+            state="ready", version=None, learner_version=0, series=(), evaluations=(),
+            waiting="no snapshot published yet",
             reward_mean=None, bubble=None, t_train_seconds=None, t_bcast_seconds=None, staleness_estimate=None,
             reserved_max=None, rollouts=RolloutCounts(), learner_connected=False, learner_status="",
         ),
@@ -109,7 +110,14 @@ def test_a_run_that_has_not_begun_has_a_screen_too():
         (),
     )  # fmt: skip
     text = shown(empty)
-    for part in ("ready", "no snapshot published yet", "the learner is away", "no step yet", "not measured yet", "none yet"):
+    for part in (
+        "ready",
+        "no snapshot published yet",
+        "the learner is away",
+        "no step yet",
+        "not measured yet",
+        "none yet",
+    ):
         assert part in text, part
     assert plain_line(empty).startswith("ready  step 0/100")
 
@@ -200,9 +208,7 @@ def test_a_terminal_has_the_screen(monkeypatch):
             return True
 
     out = Terminal()
-    client = RestClient(
-        "http://127.0.0.1:1", transport=httpx.MockTransport(Coordinator("running", "gone", "finished"))
-    )
+    client = RestClient("http://127.0.0.1:1", transport=httpx.MockTransport(Coordinator("running", "gone", "finished")))
     assert watch(client, "sums", once=False, as_lines=False, seconds=1.0, sleep=lambda _: None, out=out) == 0
     drawn = out.getvalue()
     assert "running" in drawn

@@ -66,7 +66,8 @@ class FakeWandb(types.ModuleType):
 
     def init(self, *, project, entity, name, id, resume, dir, config, mode=None):  # noqa: A002 - wandb's own names
         self.asked.append(
-            dict(project=project, entity=entity, name=name, id=id, resume=resume, mode=mode, config=config)
+            {"project": project, "entity": entity, "name": name, "id": id, "resume": resume, "mode": mode}
+            | {"config": config}
         )
         assert Path(dir).is_dir()
         return self.runs.setdefault(id, FakeRun())

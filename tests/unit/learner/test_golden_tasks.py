@@ -6,6 +6,8 @@ are (r - mean) / standard deviation (of the population), broadcast over the toke
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import pytest
 
@@ -14,8 +16,12 @@ from echo2.learner.interfaces import Batch, Group
 from echo2.p2p.codec import pack_logprobs, pack_tokens
 from echo2.p2p.messages import AdmittedRollout
 from echo2.tasks.arithmetic import Arithmetic
+from echo2.tasks.catalog import CLASSES
+from echo2.tasks.file_task import FileTask
+from echo2.tasks.math_problems import INSTRUCTION, MathProblems
 from echo2.tasks.poker import Poker
 from echo2.tasks.race import Race
+from echo2.tasks.reasoning_gym_task import ReasoningGymTask
 from echo2.tasks.word_problems import WordProblems
 
 PEER = "1" * 52
@@ -78,6 +84,87 @@ def test_word_problems_by_hand():
     assert made.advantages.tolist() == pytest.approx([1, 1, -1, -1], abs=1e-3)
 
 
+def training_prompt(task, text):
+    return next(p for p in (task.prompt("train", i) for i in range(task.train_size)) if p.text == text)
+
+
+def test_math_by_hand():
+    """8/6 - 4/7 = 56/42 - 24/42 = 16/21, judged by meaning: 32/42 is right too. Two right of five: 1.22474, -0.81650.
+
+    Mean 0.4, deviation sqrt(0.4 * 0.6) = 0.48990; all that a response says is drawn, its reasoning too.
+    """
+    pytest.importorskip("math_verify")
+    task = MathProblems()
+    task.prepare()
+    prompt = training_prompt(task, r"Compute $\frac{8}{6} - \frac{4}{7}$ as a fraction in lowest terms." + INSTRUCTION)
+    responses = (
+        r"\boxed{\frac{16}{21}}",
+        r"So \boxed{\frac{32}{42}}.",
+        r"\boxed{\frac{4}{1}}",
+        "I do not know.",
+        "",
+    )
+    rewards = [task.score(prompt, response).reward for response in responses]
+    assert rewards == [1.0, 1.0, 0.0, 0.0, 0.0]
+    ids = ([3, 12], [4, 5, 3, 12], [3, 12], [4, 12], [12])
+    made = arrays(*(admitted(number, [7, 7], each, rewards[number]) for number, each in enumerate(ids)))
+    assert [spelled(row) for row in made.mask] == ["..xx..", "..xxxx", "..xx..", "..xx..", "..x..."]
+    assert made.advantages.tolist() == pytest.approx([1.22474, 1.22474, -0.81650, -0.81650, -0.81650], abs=1e-4)
+
+
+def test_reasoning_gym_by_hand():
+    """42 - 25 = 17: said plainly 1; among five characters, two of which it is, 2/5; not said, 0.
+
+    Mean 1.4/3, squares of the distances 0.28444, 0.00444, 0.21778, deviation sqrt(0.50667/3) = 0.41096.
+    """
+    pytest.importorskip("reasoning_gym")
+    digits = {"min_digits": 2, "max_digits": 2, "min_terms": 2, "max_terms": 2}
+    task = ReasoningGymTask("chain_sum", digits, train_size=8, heldout_size=2)
+    task.prepare()
+    prompt = training_prompt(task, "State the final answer to the following arithmetic problem: 42 - 25 =")
+    rewards = [task.score(prompt, response).reward for response in (" 17", "is 17", "no")]
+    assert rewards == [1.0, 0.4, 0.0]
+    made = arrays(
+        admitted(0, [7, 7, 7], [9, 12], rewards[0]),
+        admitted(1, [7, 7, 7], [5, 9, 12], rewards[1]),
+        admitted(2, [7, 7, 7], [6, 12], rewards[2]),
+    )
+    assert [spelled(row) for row in made.mask] == ["...xx.", "...xxx", "...xx."]
+    assert made.advantages.tolist() == pytest.approx([1.29777, -0.16222, -1.13555], abs=1e-4)
+
+
+def test_file_by_hand(tmp_path):
+    """Right 1, one off 0.5, else -1.5; how the answer begins is prompt, so no loss acts on it.
+
+    Mean 0, squares of the distances 1, 0.25, 2.25, deviation sqrt(3.5/3) = 1.08012: 0.92582, 0.46291, -1.38873.
+    """
+    path = tmp_path / "own.py"
+    path.write_text(
+        textwrap.dedent("""
+            def prompts():
+                return [{"prompt": f"{n}+{n}", "prefill": "=", "heldout": n > 2, "answer": 2 * n} for n in range(4)]
+
+            def score(example, response):
+                away = abs(int(response) - example["answer"]) if response.isdigit() else 9
+                return {0: 1, 1: 0.5}.get(away, -1.5)
+        """)
+    )
+    task = FileTask(str(path))
+    task.prepare()
+    prompt = task.prompt("train", 2)
+    assert (prompt.text, prompt.prefill) == ("2+2", "=")
+    rewards = [task.score(prompt, response).reward for response in ("4", "5", "four")]
+    assert rewards == [1.0, 0.5, -1.5]
+    ids = [2, 10, 2, 11]  # 2+2 and, begun for the policy, =
+    made = arrays(
+        admitted(0, ids, [4, 12], rewards[0]),
+        admitted(1, ids, [5, 12], rewards[1]),
+        admitted(2, ids, [6, 8, 9, 3, 12], rewards[2]),
+    )
+    assert [spelled(row) for row in made.mask] == ["....xx...", "....xx...", "....xxxxx"]
+    assert made.advantages.tolist() == pytest.approx([0.92582, 0.46291, -1.38873], abs=1e-4)
+
+
 def play(game, seed, actions):
     """Texts and rewards of an episode."""
     said = [game.reset(seed)]
@@ -120,6 +207,11 @@ def test_poker_by_hand():
     )
     assert [spelled(row) for row in made.mask] == ["...xx.......", "...xxx....xx"]
     assert made.advantages.tolist() == pytest.approx([1, -1], abs=5e-2)
+
+
+def test_every_task_of_the_catalogue_has_a_case():
+    """A new task needs its golden numbers too."""
+    assert {f"test_{name.replace('-', '_')}_by_hand" for name in CLASSES} <= set(globals())
 
 
 def test_spans_that_do_not_cover_the_response_are_no_batch():

@@ -2,7 +2,7 @@
 
 import json
 import logging
-import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 from echo2.learner.metrics_log import MetricsFile, MetricsLog, plain, scalars
 from echo2.p2p.messages import Culprit, DropCount, StepMetrics
 
+FULL = Path("/dev/full")
+
 
 def step(number, **changes):
     return StepMetrics(
-        **dict(
-            step=number, rollouts=8, groups=2, groups_without_spread=0, staleness=1, staleness_mean=0.5,
-            reward_mean=0.25, loss=0.1, ratio_mean=1.0, clip_share=0.0, kl_sampler_learner=0.001, entropy=0.5,
-            response_tokens_mean=3.0, gradient_norm=1.0, train_seconds=2.0, idle_seconds=1.0,
-        ) | changes
+        **{
+            "step": number, "rollouts": 8, "groups": 2, "groups_without_spread": 0, "staleness": 1,
+            "staleness_mean": 0.5,
+            "reward_mean": 0.25, "loss": 0.1, "ratio_mean": 1.0, "clip_share": 0.0,
+            "kl_sampler_learner": 0.001, "entropy": 0.5,
+            "response_tokens_mean": 3.0, "gradient_norm": 1.0, "train_seconds": 2.0, "idle_seconds": 1.0,
+        } | changes
     )  # fmt: skip
 
 
@@ -61,13 +65,13 @@ def test_a_line_has_every_field_of_a_step(tmp_path):
     assert line["culprits"][0]["lease_id"] == "ff" * 16
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a system without /dev/full")
+@pytest.mark.skipif(not FULL.exists(), reason="a system without /dev/full")
 def test_a_full_disk_keeps_the_lines_for_the_next_checkpoint(tmp_path, monkeypatch):
     """Training goes on; what waits is an OSError at the checkpoint, which waits for the disk."""
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.begin(0)
     file.step(step(0), epoch=0, wall_seconds=1.0)
-    full = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115 - closed by the sink
+    full = FULL.open("r+b", buffering=0)
     real, file._file = file._file, full
     monkeypatch.setattr(type(file), "_cut", lambda self: None)
     file.step(step(1), epoch=0, wall_seconds=1.0)

@@ -103,7 +103,8 @@ def test_the_tables_of_settings_are_as_the_code_has_them():
 
 def test_the_run_file_shown_is_one(tmp_path):
     """As it stands on the page, up to the learner's own tables, and those are the learner's."""
-    shown = next(block for block in re.findall(r"```toml\n(.*?)```", text("researchers.md"), re.DOTALL) if "[run]" in block)
+    blocks = re.findall(r"```toml\n(.*?)```", text("researchers.md"), re.DOTALL)
+    shown = next(block for block in blocks if "[forecast]" in block)
     (tmp_path / "run.toml").write_text(shown)
     submission = load_run_file(tmp_path / "run.toml", [], learner=Identity(b"l" * 32).peer_id)
     assert submission.file.forecast.rate == 75.0
