@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .config import AdapterSettings
     from .quantise import Domain
 
-HASH_BYTES = 1 << 20
-
 BASE_KEY = "base_sha256"
 ALPHA_KEY = "adapter_alpha"
 """Beside the optimiser's tensors in a checkpoint, whose names all contain a slash."""

@@ -32,11 +32,11 @@ PLOT = Path(__file__).with_name("plots") / "staleness.png"
 
 
 def settings_of(budgets: Sequence[int], seeds: int, steps: int) -> list[Setting]:
-    """Seed by seed, so that whatever is done is comparable."""
+    """With the ratio first, and seed by seed, so that whatever is done is comparable."""
     return [
         Setting(S=budget, seed=seed, ratio=ratio, steps=steps)
-        for seed in range(seeds)
         for ratio in (WITH, WITHOUT)
+        for seed in range(seeds)
         for budget in budgets
         if budget or ratio == WITH
     ]

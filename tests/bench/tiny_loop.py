@@ -36,10 +36,12 @@ import torch
 from transformers import DynamicCache
 
 from echo2.coordinator.demo_options import PRESETS
+from echo2.learner.batch import collate
 from echo2.learner.config import LearnerConfig, TrainSettings
 from echo2.learner.interfaces import Batch, Group
 from echo2.learner.loss import kl_estimate
-from echo2.learner.policy import token_logprobs
+from echo2.learner.packing import packs
+from echo2.learner.policy import packed_logprobs
 from echo2.learner.quantise import encoded, encoding_of
 from echo2.learner.tiny import EOS, SPECIAL_SYMBOLS, SYMBOLS, prepare_tiny, right_share, tiny_model
 from echo2.learner.trainer import TorchTrainer
@@ -51,6 +53,8 @@ from echo2.tasks.curriculum import train_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from echo2.learner.batch import BatchArrays
 
 DEMO = PRESETS["tiny"]
 GROUPS = DEMO.R // DEMO.n
@@ -191,7 +195,10 @@ def draw(sampler: Any, original: Any, *, step: int, version: int, setting: Setti
             )
         groups.append(Group(ordinal, tuple(rollouts)))
     batch = Batch(step, tuple(groups))
-    return batch, 0.0 if original is sampler else mean_kl(batch, own_logprobs(batch, original))
+    if original is sampler:
+        return batch, 0.0
+    arrays = collate(batch)
+    return batch, mean_kl(arrays, own_logprobs(arrays, original))
 
 
 def until_stop(tokens: list[int]) -> list[int]:
@@ -221,37 +228,34 @@ def sample(model: Any, prompts: torch.Tensor, uniform: torch.Tensor) -> tuple[to
     return tokens, logprobs
 
 
-def own_logprobs(batch: Batch, model: Any) -> list[np.ndarray]:
-    """log pi of each rollout's tokens under `model`."""
-    rows = [np.frombuffer(r.prompt_tokens + r.tokens, dtype="<i4") for r in batch.rollouts]
-    tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
-    mask = torch.zeros(tokens.shape, dtype=torch.bool)
-    for row, (ids, rollout) in enumerate(zip(rows, batch.rollouts, strict=True)):
-        tokens[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-        mask[row, len(rollout.prompt_tokens) // 4 : len(ids)] = True
-    with torch.no_grad():
-        found = token_logprobs(model, tokens, mask)
-    return [line[drawn].numpy() for line, drawn in zip(found, mask, strict=True)]
+@torch.no_grad()
+def own_logprobs(arrays: BatchArrays, model: Any) -> np.ndarray:
+    """log pi of the drawn tokens under `model`, float32 [B, T], evaluated as the trainer does."""
+    own = np.zeros(arrays.tokens.shape, dtype=np.float32)
+    rows = np.arange(len(own))
+    for pack in packs(arrays.tokens, arrays.mask, arrays.group, rows, tokens_max=DEMO.micro_tokens):
+        at = pack.rows, pack.columns
+        targets, ones = torch.from_numpy(arrays.tokens[at]), torch.ones(len(pack.rows))
+        own[at] = packed_logprobs(model, pack, targets, ones, chunk=TrainSettings().logprob_chunk_tokens)[0].numpy()
+    return own
 
 
-def mean_kl(batch: Batch, own: Sequence[np.ndarray]) -> float:
+def mean_kl(arrays: BatchArrays, own: np.ndarray) -> float:
     """k3 of KL(sampler || own) over the drawn tokens."""
-    drawn = np.concatenate([np.frombuffer(rollout.logprobs, dtype="<f4") for rollout in batch.rollouts])
-    return float(kl_estimate(torch.from_numpy(np.concatenate(own)), torch.from_numpy(drawn.copy())).mean())
+    ours, drawn = (torch.from_numpy(each[arrays.mask]) for each in (own, arrays.sampler_logprobs))
+    return float(kl_estimate(ours, drawn).mean())
 
 
 def as_if_its_own(batch: Batch, model: Any) -> tuple[Batch, float]:
     """The batch with log-probabilities of `model` in place of the sampler's, so that w = 1; and the KL they hide."""
-    own = own_logprobs(batch, model)
-    lines = iter(own)
+    arrays = collate(batch)
+    own = own_logprobs(arrays, model)
+    lines = (pack_logprobs(row[drawn]) for row, drawn in zip(own, arrays.mask, strict=True))
     groups = tuple(
-        Group(
-            group.ordinal,
-            tuple(r.model_copy(update={"logprobs": pack_logprobs(next(lines))}) for r in group.rollouts),
-        )
+        Group(group.ordinal, tuple(each.model_copy(update={"logprobs": next(lines)}) for each in group.rollouts))
         for group in batch.groups
     )
-    return Batch(batch.step, groups), mean_kl(batch, own)
+    return Batch(batch.step, groups), mean_kl(arrays, own)
 
 
 # many runs, and what they say together
