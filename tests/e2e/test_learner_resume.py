@@ -227,13 +227,13 @@ async def storm(learner, *, kills, steps, seed):
 
 async def test_killed_a_few_times_it_consumes_each_prompt_once(learner):
     """Whatever it was at: every slot of the curriculum is consumed by one step, R a step, none staler than S."""
-    await storm(learner, kills=3, steps=8, seed=4)
+    await storm(learner, kills=3, steps=12, seed=4)
 
 
 @pytest.mark.slow
 async def test_killed_at_thirty_moments_it_consumes_each_prompt_once(learner):
     """Training, checkpointing, publishing, reporting, starting: thirty kills, and the books are exact."""
-    kills, feed = await storm(learner, kills=30, steps=60, seed=1)
+    kills, feed = await storm(learner, kills=30, steps=120, seed=1)
     assert kills == 30
     assert len(feed.epochs) > 10
 
