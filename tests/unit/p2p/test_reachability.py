@@ -183,7 +183,7 @@ def test_the_coordinator_plans_a_node_that_announces_nothing_as_a_leaf():
         clock=lambda: 0.0,
         proved=lambda peer, claimed: claimed,
         config=SimpleNamespace(run=SimpleNamespace(broadcast="chain", learner=RELAY.peer_id)),
-        run=SimpleNamespace(learner_addresses=direct),
+        run=SimpleNamespace(learner_addresses=direct, current=None),
         identity=coordinator,
         lateness=Lateness(),
     )
