@@ -48,15 +48,45 @@ FULL_SECONDS = 60.0
 """When a node that found the pool full may come again: places get free as nodes go."""
 
 
+HELLO_BURST = 20
+HELLO_SECONDS = 2.0
+"""Hellos of one key: so many at once, then one in so many seconds. A daemon says one when it starts, when its addresses
+change and after each lost connection; each may cost a transaction, a new plan and a signature."""
+
+KEYS_MAX = 10_000
+"""Whose hellos are counted; beyond, those that were heard of longest ago are forgotten. A key costs a handshake."""
+
+
+class HelloRate:
+    """A token bucket for each key; pure, `now` is monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._full_at: dict[str, float] = {}
+
+    def count(self, peer: str, now: float) -> float:
+        """0.0 when this hello may be answered, and counts; else after how many seconds the next one may."""
+        full_at = max(self._full_at.pop(peer, now), now)
+        wait = full_at - now - (HELLO_BURST - 1) * HELLO_SECONDS
+        self._full_at[peer] = full_at if wait > 0 else full_at + HELLO_SECONDS
+        while len(self._full_at) > KEYS_MAX:
+            del self._full_at[next(iter(self._full_at))]
+        return max(wait, 0.0)
+
+
 class AdmissionDesk:
     """Answers hello."""
 
     def __init__(self, office: Office) -> None:
         self._office = office
+        self._rate = HelloRate()
+        self._recorded: dict[str, dict[str, str]] = {}
         self._incarnation = office.entropy(INCARNATION_BYTES)
 
     async def hello(self, peer: str, hello: Hello) -> Welcome:
         """Admit `peer`. Raises Refused."""
+        wait = self._rate.count(peer, self._office.clock())
+        if wait:
+            raise Refused("too_often", f"at most {HELLO_BURST} hellos in {HELLO_BURST * HELLO_SECONDS:.0f} s", wait)
         if WIRE_VERSION not in hello.wire_versions:
             raise Refused(
                 "wire_version",
@@ -139,15 +169,19 @@ class AdmissionDesk:
         return node.state
 
     def _record(self, peer: str, hello: Hello, *, known: bool) -> None:
+        """Put on record what this hello says that the last one, to this process, did not. Raises Refused."""
         wall = self._office.wall()
         table = schema.nodes
-        values = {
+        said = {
             "role": hello.role,
             "name": hello.name,
             "software": hello.software,
             "addresses": json.dumps(hello.addresses),
-            "last_hello": wall,
         }
+        if known and self._recorded.get(peer) == said:
+            log.info("%s is back: %s", hello.role, hello.name, extra={"peer": peer})
+            return
+        values = {**said, "last_hello": wall}
         with self._office.ledger.transaction() as connection:
             if not known:
                 _spend(connection, hello.token, wall)
@@ -157,6 +191,7 @@ class AdmissionDesk:
                 connection.execute(
                     sa.insert(table).values(peer=peer, state="active", reason="", first_hello=wall, **values)
                 )
+        self._recorded[peer] = said
         log.info("%s %s %s", hello.role, "is back:" if known else "admitted:", hello.name, extra={"peer": peer})
 
 

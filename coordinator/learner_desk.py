@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -46,6 +47,13 @@ SPAN_BYTES, DETAIL_BYTES = 5, 100
 
 WITHDRAW_MAX = 4096
 """As `AdmittedReply` bounds it."""
+
+
+CLOCK_SECONDS = 3600.0
+"""What a learner's clock may be ahead of ours: more than clocks drift, less than a wrong time zone moves them."""
+
+CLOCK_RETRY_SECONDS = 60.0
+"""Until a person has set a clock; that of ours may be the wrong one."""
 
 
 class LearnerDesk:
@@ -187,6 +195,7 @@ class LearnerDesk:
             check_manifest(manifest, publisher=office.config.run.learner, run=office.run.name)
         except ProtocolError as error:
             raise Refused("manifest", str(error)) from error
+        self._check_clock(manifest)
         current = office.run.current
         if current is not None and manifest.epoch < current.order[0]:
             raise self._superseded(current.order[0])
@@ -201,6 +210,33 @@ class LearnerDesk:
             raise Refused("manifest", f"the run ends with version {office.config.run.steps}")
         if office.run.state in ENDED:
             raise Refused("run_over", f"the run is {office.run.state}")
+
+    def _check_clock(self, manifest: Manifest) -> None:
+        """Raise Refused for a manifest made in our future, or expired: no node would take it, now or for long.
+
+        One made long ago is no fault: the learner has sent the same bytes since, while we were down or put back.
+        """
+        now = self._office.wall()
+        ahead = manifest.created_seconds - now
+        if ahead > CLOCK_SECONDS:
+            fault = f"was made {ahead / 3600:.1f} h from now"
+        elif manifest.expires_seconds <= now + CLOCK_SECONDS:
+            fault = f"expires {(manifest.expires_seconds - now) / 3600:.1f} h from now"
+        else:
+            if ahead < -CLOCK_SECONDS:
+                log.warning(
+                    "version %d was made %.1f h ago by the learner's clock: it waited, or a clock is wrong",
+                    manifest.version,
+                    -ahead / 3600,
+                )
+            return
+        moment = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        told = (
+            f"by the coordinator's clock ({moment}) this snapshot's manifest {fault}: compare the clocks of both "
+            "machines, set the wrong one, then start the learner again"
+        )
+        log.warning("version %d is refused: %s", manifest.version, told)
+        raise Refused("clock", told, CLOCK_RETRY_SECONDS)
 
     def _superseded(self, epoch: int) -> Refused:
         log.warning("two processes use the learner's key: the later one goes on under epoch %d", epoch)

@@ -38,6 +38,21 @@ RETRY_SECONDS = 5.0
 
 SECRET_BYTES = 32
 
+PROBE_BYTES_MIN = 64 * 1024
+PROBE_BYTES_MAX = 16 << 20
+"""What `Ledger.probe` writes: as much as the transaction that failed, within these. A full disk still takes small ones:
+at least some pages, at most what one submission brings."""
+
+VALUE_BYTES = 16
+"""What a number costs in a row, rounded up."""
+
+PROBE_KEY = "probe"
+
+DAMAGED = (
+    "stop the coordinator, then restore a backup of it, or move it away to begin a new ledger (all records are lost)"
+)
+"""What a person can do about a ledger whose pages are damaged."""
+
 
 class LedgerUnavailable(Refused):
     """The request was not recorded, and so not acknowledged; it may be sent again."""
@@ -52,25 +67,32 @@ def sqlite_url(path: Path) -> str:
 
 
 class Ledger:
-    """An open ledger. `trouble` says why the last transaction failed; empty when it did not."""
+    """An open ledger. `trouble` says why a transaction failed, until one at least as large has succeeded."""
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, name: str = "") -> None:
         self._engine = engine
+        self._name = name
+        self._bytes = 0
+        self._refused_bytes = 0
         self.trouble = ""
+        sa.event.listen(engine, "before_cursor_execute", self._measure)
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """All or nothing, durable on leaving. Raises LedgerUnavailable, and then nothing was recorded."""
+        self._bytes = 0
         try:
             with self._engine.begin() as connection:
                 yield connection
         except (IntegrityError, ProgrammingError):
             raise  # a defect of ours, not of the disk
         except DBAPIError as error:
-            self.trouble = str(error.orig)
-            log.warning("the ledger refused a transaction: %s", self.trouble)
-            raise LedgerUnavailable(self.trouble) from error
-        self.trouble = ""
+            if not _is_busy(error):
+                self._refused_bytes = max(self._refused_bytes, self._bytes)
+            raise self._unavailable(error) from error
+        if self._bytes >= self._refused_bytes:
+            self._refused_bytes = 0
+            self.trouble = ""
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -79,8 +101,26 @@ class Ledger:
             with self._engine.connect() as connection:
                 yield connection
         except DBAPIError as error:
-            self.trouble = str(error.orig)
-            raise LedgerUnavailable(self.trouble) from error
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: DBAPIError) -> LedgerUnavailable:
+        trouble = str(error.orig)
+        if _is_damaged(error):
+            trouble = f"{self._name or 'the file'} is damaged ({trouble}); {DAMAGED}"
+        if trouble != self.trouble:  # `probe` fails twice a second: said once
+            log.warning("the ledger refused a transaction: %s", trouble)
+        self.trouble = trouble
+        return LedgerUnavailable(trouble)
+
+    def _measure(
+        self, _connection: Any, _cursor: Any, _statement: str, parameters: Any, _context: Any, executemany: bool
+    ) -> None:
+        """Count what a transaction writes, roughly: the values of its statements."""
+        for row in parameters if executemany else (parameters,):
+            values = row.values() if isinstance(row, dict) else row or ()
+            self._bytes += sum(
+                len(value) if isinstance(value, str | bytes | memoryview) else VALUE_BYTES for value in values
+            )
 
     def secret(self, fresh: bytes) -> bytes:
         """The key of all seeds of this coordinator: the recorded one, or `fresh`, recorded now."""
@@ -93,10 +133,18 @@ class Ledger:
         return fresh
 
     def probe(self) -> None:
-        """Write something of no meaning, to see whether the trouble is over. Raises LedgerUnavailable."""
+        """Write as much as was refused, then drop it, to see whether the trouble is over. Raises LedgerUnavailable.
+
+        It is committed: SQLite keeps what is rolled back in memory, and would find no fault with the disk.
+        """
+        drop = sa.delete(schema.meta).where(schema.meta.c.key == PROBE_KEY)
+        self._refused_bytes = min(self._refused_bytes, PROBE_BYTES_MAX)
         with self.transaction() as connection:
-            meta = schema.meta.c
-            connection.execute(sa.update(schema.meta).where(meta.key == "schema_version").values(value=meta.value))
+            connection.execute(drop)
+            content = bytes(max(self._refused_bytes, PROBE_BYTES_MIN))
+            connection.execute(sa.insert(schema.meta).values(key=PROBE_KEY, value=content))
+        with self.transaction() as connection:
+            connection.execute(drop)
 
     def close(self) -> None:
         """Close every connection."""
@@ -112,10 +160,11 @@ def open_ledger(url: str, *, busy_seconds: float = BUSY_SECONDS) -> Ledger:
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ConfigurationError(f"{url!r} is not a database URL that works here: {error}") from error
     except DBAPIError as error:
-        raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {error.orig}") from error
+        hint = f"; {DAMAGED}" if _is_damaged(error) else ""
+        raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {error.orig}{hint}") from error
     except OSError as error:
         raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {error.strerror}") from error
-    return Ledger(engine)
+    return Ledger(engine, _shown(url))
 
 
 def open_ledger_to_read(path: Path) -> Ledger:
@@ -182,6 +231,18 @@ def _check_version(connection: sa.Connection, url: str) -> bytes:
             f"knows {schema.SCHEMA_VERSION}; use the software that made it, or begin a new ledger"
         )
     return bytes(found)
+
+
+def _is_damaged(error: DBAPIError) -> bool:
+    return _sqlite_name(error).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+
+
+def _is_busy(error: DBAPIError) -> bool:
+    return _sqlite_name(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def _sqlite_name(error: DBAPIError) -> str:
+    return str(getattr(error.orig, "sqlite_errorname", ""))
 
 
 def _shown(url: str) -> str:

@@ -100,16 +100,31 @@ class Office:
         self.check_run(run)
         node = self.pool.nodes.get(peer)
         if node is None:
-            raise Refused("hello_first", "this coordinator does not know you yet; say hello with a join token", 0.0)
+            raise _hello_first()
         node.seen_at = self.clock()
         return node
 
     def known_learner(self, peer: str, run: str) -> None:
         """The asker is the run's learner. Raises Refused."""
         self.check_run(run)
-        if peer != self.config.run.learner:
-            raise Refused("not_the_learner", f"the learner of {self.run.name} is {self.config.run.learner}, not you")
+        refused = self.not_the_learner(peer)
+        if refused is not None:
+            raise refused
         self.run.learner_seen_at = self.clock()
+
+    def stranger(self, peer: str) -> Refused | None:
+        """Why `peer`, neither an admitted node nor the learner, may send only what hello needs. Changes nothing."""
+        return None if peer in self.pool.nodes or peer == self.config.run.learner else _hello_first()
+
+    def not_a_node(self, peer: str) -> Refused | None:
+        """The same of whoever is no admitted node."""
+        return None if peer in self.pool.nodes else _hello_first()
+
+    def not_the_learner(self, peer: str) -> Refused | None:
+        """The same of whoever is not the run's learner."""
+        if peer == self.config.run.learner:
+            return None
+        return Refused("not_the_learner", f"the learner of {self.run.name} is {self.config.run.learner}, not you")
 
     def check_run(self, run: str) -> None:
         """Raise Refused unless it is the run of this coordinator."""
@@ -150,3 +165,7 @@ class Office:
         """min(S, Delta)."""
         run = self.config.run
         return capacity.pacing_depth(staleness_max=run.S, kappa=run.kappa, estimate=self.staleness_estimate())
+
+
+def _hello_first() -> Refused:
+    return Refused("hello_first", "this coordinator does not know you yet; say hello with a join token", 0.0)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from hypercorn.config import Config, Sockets
-from hypercorn.trio.run import worker_serve
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
+from echo2.p2p import open_files
 from echo2.p2p.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -17,8 +21,8 @@ if TYPE_CHECKING:
 
 BACKLOG = 128
 
-GRACE_SECONDS = 2.0
-"""Given to requests under way when the process is told to stop."""
+CONNECTIONS_MAX = 64
+"""At a time: a browser opens 6, a monitor one; an operator's tools many times that. Less where files are few."""
 
 READ_SECONDS = 30
 """For a client to send its request: one that never ends does not hold a connection for ever."""
@@ -51,13 +55,54 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve_rest(app: App, listener: socket.socket) -> None:
-    """Serve until cancelled. Takes the listener over."""
+async def serve_rest(app: App, listener: socket.socket, *, most: int = CONNECTIONS_MAX) -> None:
+    """Serve until cancelled, `most` connections at a time. Takes the listener over."""
     config = Config()
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")
     config.include_server_header = False
-    config.graceful_timeout = GRACE_SECONDS
     config.read_timeout = READ_SECONDS
     asgi: Any = app
-    await worker_serve(wrap_app(asgi, config.wsgi_max_body_size, "asgi"), config, sockets=Sockets([], [listener], []))
+    wrapped = wrap_app(asgi, config.wsgi_max_body_size, "asgi")
+    context = WorkerContext(None)
+    capped = CappedListener(
+        trio.SocketListener(trio.socket.from_stdlib_socket(listener)), open_files.connections_max(most)
+    )
+
+    async def serve_one(stream: trio.SocketStream) -> None:
+        try:
+            await TCPServer(wrapped, config, context, ConnectionState({}), cast("Any", stream))
+        finally:
+            capped.release()
+
+    async with trio.open_nursery() as nursery:
+        await trio.serve_listeners(serve_one, [capped], handler_nursery=nursery)
+
+
+class CappedListener(trio.abc.Listener[trio.SocketStream]):
+    """Accepts while fewer than `most` of the accepted are held; `release` gives one back. Others wait in the kernel.
+
+    A connection costs a file, and a process without files writes no ledger and takes no peers: clients of REST, idle
+    ones too (which are closed after a few seconds), get no more than their part.
+    """
+
+    def __init__(self, listener: trio.SocketListener, most: int) -> None:
+        self._listener = listener
+        self._places = trio.Semaphore(most, max_value=most)
+
+    async def accept(self) -> trio.SocketStream:
+        """The next connection, once there is a place for it."""
+        await self._places.acquire()
+        try:
+            return await self._listener.accept()
+        except BaseException:
+            self._places.release()
+            raise
+
+    def release(self) -> None:
+        """One that was accepted is closed."""
+        self._places.release()
+
+    async def aclose(self) -> None:
+        """Accept no more."""
+        await self._listener.aclose()

@@ -23,7 +23,7 @@ from echo2.tasks.scorer import ScorerUnavailable, TaskUnusable, open_scorer
 
 from .addresses import dialable
 from .api import make_api
-from .ledger import open_ledger, sqlite_url
+from .ledger import LedgerUnavailable, open_ledger, sqlite_url
 from .operator_token import load_operator_token_hash
 from .prompts import FolderText
 from .rest_server import open_listener, serve_rest, url_of
@@ -71,19 +71,22 @@ async def serve(config: CoordinatorConfig) -> None:
                     clock=trio.current_time,
                     wall=time.time,
                 )
-                service = CoordinatorService(
-                    config=config,
-                    identity=identity,
-                    transport=transport,
-                    ledger=ledger,
-                    scorer=scorer,
-                    clock=trio.current_time,
-                    wall=time.time,
-                    entropy=os.urandom,
-                    task=task,
-                    text=text,
-                    proved=nat.proved,
-                )
+                try:
+                    service = CoordinatorService(
+                        config=config,
+                        identity=identity,
+                        transport=transport,
+                        ledger=ledger,
+                        scorer=scorer,
+                        clock=trio.current_time,
+                        wall=time.time,
+                        entropy=os.urandom,
+                        task=task,
+                        text=text,
+                        proved=nat.proved,
+                    )
+                except LedgerUnavailable as error:
+                    raise ConfigurationError(error.detail) from error
                 api = make_api(
                     service,
                     join=lambda token: str(

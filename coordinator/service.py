@@ -36,6 +36,7 @@ from echo2.p2p.messages import (
     SubmitRequest,
     TokenizerRequest,
 )
+from echo2.p2p.unread import Unread
 from echo2.tasks.catalog import make_task
 
 from . import schema
@@ -61,7 +62,7 @@ from .views import EventView
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from echo2.p2p.channel import Answer
+    from echo2.p2p.channel import Allowed, Answer
     from echo2.p2p.errors import ProtocolError
     from echo2.p2p.identity import Identity
     from echo2.p2p.transport import ProtocolName, Transport
@@ -80,6 +81,9 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 """How often overdue leases and dead nodes are looked for: well below the shortest lease worth giving."""
+
+STRANGERS_UNREAD_MAX = 256
+"""Requests of strangers being read, 16 MiB of 64 KiB each. All nodes of a pool that join at once fit."""
 
 EVENTS_MAX = 1000
 """Lines of the audit log shown at once."""
@@ -110,6 +114,7 @@ class CoordinatorService:
     ) -> None:
         self._transport = transport
         self._scorer = scorer
+        self._unread = Unread(STRANGERS_UNREAD_MAX)
         prompts = PromptBook(
             run=config.run.name,
             task=task or _task(config.run.spec),
@@ -138,16 +143,17 @@ class CoordinatorService:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        self._serve("hello", Hello, self._admission.hello)
-        self._serve("heartbeat", Heartbeat, self._heartbeats.heartbeat)
-        self._serve("manifest", ManifestRequest, self._broadcasts.manifest)
-        self._serve("leases", LeaseRequest, self._leases.lease)
-        self._serve("tokenizer", TokenizerRequest, self._tokenizer.piece)
-        self._serve("rollouts", SubmitRequest, self._intake.submit)
-        self._serve("receipts", ReceiptsRequest, self._intake.receipts)
-        self._serve("admitted", AdmittedRequest, self._learner.admitted)
-        self._serve("report", LearnerReport, self._learner.report)
-        self._serve("publish", PublishRequest, self._learner.publish)
+        office = self._office
+        self._serve("hello", Hello, self._admission.hello, office.stranger)
+        self._serve("heartbeat", Heartbeat, self._heartbeats.heartbeat, office.not_a_node)
+        self._serve("manifest", ManifestRequest, self._broadcasts.manifest, office.not_a_node)
+        self._serve("leases", LeaseRequest, self._leases.lease, office.not_a_node)
+        self._serve("tokenizer", TokenizerRequest, self._tokenizer.piece, office.not_a_node)
+        self._serve("rollouts", SubmitRequest, self._intake.submit, office.not_a_node)
+        self._serve("receipts", ReceiptsRequest, self._intake.receipts, office.not_a_node)
+        self._serve("admitted", AdmittedRequest, self._learner.admitted, office.not_the_learner)
+        self._serve("report", LearnerReport, self._learner.report, office.not_the_learner)
+        self._serve("publish", PublishRequest, self._learner.publish, office.not_the_learner)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scoring.run)
             nursery.start_soon(self._tick)
@@ -271,8 +277,10 @@ class CoordinatorService:
 
     # helpers
 
-    def _serve(self, protocol: ProtocolName, kind: type[Q], answer: Answer[Q]) -> None:
-        handler = answering(kind, answer, self._complain, wait_seconds=WAIT_SECONDS_MAX)
+    def _serve(self, protocol: ProtocolName, kind: type[Q], answer: Answer[Q], allowed: Allowed) -> None:
+        handler = answering(
+            kind, answer, self._complain, wait_seconds=WAIT_SECONDS_MAX, allowed=allowed, unread=self._unread
+        )
         self._transport.set_handler(protocol, handler)
 
     def _complain(self, peer: str, error: ProtocolError) -> None:

@@ -2,7 +2,8 @@
 
 SQLite in WAL mode with synchronous=FULL: what a method has returned survives `kill -9` and a power cut. Slices keep the
 exact records that are sent; receipts keep the coordinator's signed bytes, so they can be verified offline for good.
-A full disk raises `SpoolFull`; nothing half-written remains and the same call may be repeated.
+A full disk raises `SpoolFull`; nothing half-written remains and the same call may be repeated. A damaged file raises
+ConfigurationError, from any method: a node that goes on with half a memory would count and send things twice.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Literal
 
 from echo2.p2p.codec import decode_record, encode_record
 from echo2.p2p.daemon import keep_private
-from echo2.p2p.errors import ConfigurationError, Echo2Error
+from echo2.p2p.errors import ConfigurationError, Echo2Error, ProtocolError
 from echo2.p2p.messages import SLICES_MAX, Receipt, ReceiptBatch, Signed, Slice, SliceAck
 
 Kind = Literal["train", "eval"]
@@ -80,6 +81,7 @@ class Spool:
     """One file, one process (the node's lock sees to it). `":memory:"` lives as long as the object: for simulations."""
 
     def __init__(self, path: Path | str) -> None:
+        self._path = path
         try:
             if path != ":memory:":
                 keep_private(Path(path))
@@ -88,11 +90,14 @@ class Spool:
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
             self._upgrade()
+            with self._reading():
+                self._remember()
         except (sqlite3.Error, OSError) as error:
+            if _is_damage(error):
+                raise self._damaged(error) from error
             raise ConfigurationError(
                 f"cannot use the spool {path}: {error}; free some room, or move the file away to start a new one"
             ) from error
-        self._remember()
 
     def close(self) -> None:
         """Let go of the file."""
@@ -126,17 +131,18 @@ class Spool:
 
     def pending(self, run: str) -> list[Slice]:
         """The oldest slices that wait for an acknowledgement: at most one submission's worth."""
-        rows = self._db.execute(
-            "SELECT bytes, record FROM queue JOIN slice USING (lease_id) WHERE run = ? ORDER BY place LIMIT ?",
-            (run, SLICES_MAX),
-        ).fetchall()
         chosen: list[Slice] = []
         total = 0
-        for size, record in rows:
-            total += size
-            if chosen and total > SUBMIT_BYTES_MAX:
-                break
-            chosen.append(decode_record(record, Slice))
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT bytes, record FROM queue JOIN slice USING (lease_id) WHERE run = ? ORDER BY place LIMIT ?",
+                (run, SLICES_MAX),
+            ).fetchall()
+            for size, record in rows:
+                total += size
+                if chosen and total > SUBMIT_BYTES_MAX:
+                    break
+                chosen.append(decode_record(record, Slice))
         return chosen
 
     def waiting(self, run: str) -> int:
@@ -188,13 +194,15 @@ class Spool:
 
     def knows(self, run: str) -> bool:
         """Whether this home has worked under leases of this run, or has receipts of it."""
-        worked = self._db.execute("SELECT 1 FROM slice WHERE run = ? LIMIT 1", (run,)).fetchone()
+        with self._reading():
+            worked = self._db.execute("SELECT 1 FROM slice WHERE run = ? LIMIT 1", (run,)).fetchone()
         return worked is not None or self.receipts_after(run) > 0
 
     def receipts_after(self, run: str) -> int:
         """The cursor: the highest sequence kept for this run, 0 for none."""
-        (last,) = self._db.execute("SELECT MAX(last) FROM receipts WHERE run = ?", (run,)).fetchone()
-        return int(last or 0)
+        with self._reading():
+            (last,) = self._db.execute("SELECT MAX(last) FROM receipts WHERE run = ?", (run,)).fetchone()
+            return int(last or 0)
 
     def keep_receipts(self, signed: Signed, batch: ReceiptBatch) -> int:
         """Keep a verified batch, its exact bytes, and count the receipts above the cursor. Returns how many."""
@@ -230,7 +238,10 @@ class Spool:
 
     def receipt_batches(self, run: str) -> Iterator[Signed]:
         """Every kept batch in order, as signed."""
-        rows = self._db.execute("SELECT payload, signature FROM receipts WHERE run = ? ORDER BY last", (run,))
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT payload, signature FROM receipts WHERE run = ? ORDER BY last", (run,)
+            ).fetchall()
         for payload, signature in rows:
             yield Signed(payload=payload, signature=signature)
 
@@ -301,19 +312,51 @@ class Spool:
             yield
             self._db.execute("COMMIT")
             self._remember()
-        except sqlite3.OperationalError as error:
+        except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
+            self._rollback()
+            raise  # a defect of ours, not of the disk
+        except sqlite3.DatabaseError as error:
             self._rollback()
             name = getattr(error, "sqlite_errorname", "")
             if name in _FULL or name.startswith("SQLITE_IOERR"):
                 raise SpoolFull(f"the disk takes no more ({error}); free some room and the node goes on") from error
+            if _is_damage(error):
+                raise self._damaged(error) from error
             raise
         except BaseException:
             self._rollback()
             raise
 
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.ProgrammingError:
+            raise  # a defect of ours
+        except sqlite3.DatabaseError as error:
+            if _is_damage(error):
+                raise self._damaged(error) from error
+            raise ConfigurationError(f"cannot use the spool {self._path}: {error}") from error
+        except (ProtocolError, TypeError, ValueError) as error:  # no database's page, but not what was written
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> ConfigurationError:
+        return ConfigurationError(
+            f"cannot use the spool {self._path}: it is damaged ({error}); put back a copy of it, or move it away, with "
+            "what is called -wal and -shm beside it, to start a new one: lost then are work that was not yet "
+            "acknowledged, the receipts kept here and the counts shown here, but nothing that was acknowledged"
+        )
+
     def _rollback(self) -> None:
         if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.DatabaseError):  # what went wrong before says more
+                self._db.execute("ROLLBACK")
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether pages are not what was written. Extended codes too, such as SQLITE_CORRUPT_INDEX; text that is none."""
+    name = getattr(error, "sqlite_errorname", "")
+    return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "decode to UTF-8" in str(error)
 
 
 def _bits(decided: bytes) -> int:

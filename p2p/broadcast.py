@@ -90,6 +90,11 @@ class Broadcaster:
         """Peers' requests being answered now."""
         return self._server.streams
 
+    @property
+    def turned_away(self) -> int:
+        """Requests of ticket holders that found every place for serving taken, since the start."""
+        return self._server.turned_away
+
     def serve(self) -> None:
         """Answer chunk requests from now on."""
         self.transport.set_handler("chunks", self._server.answer)

@@ -7,18 +7,20 @@ looks like a clean end of stream to yamux.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
 from .codec import END, LENGTH, check_length, decode_parts, frame_parts
-from .errors import OwnFrameTooLarge, ProtocolError, Refused, Truncated, UnexpectedMessage, Unreachable
+from .errors import OwnFrameTooLarge, ProtocolError, Refused, Stalled, Truncated, UnexpectedMessage, Unreachable
 from .messages import Message, Refusal
 
 if TYPE_CHECKING:
     from .messages import PeerAddress
     from .transport import Piece, ProtocolName, Stream, StreamHandler, Transport
+    from .unread import Unread
 
 M = TypeVar("M", bound=Message)
 Q = TypeVar("Q", bound=Message)
@@ -34,12 +36,39 @@ TOO_LARGE_SECONDS = 60.0
 RECEIVE_BYTES = 1 << 20
 """Most bytes asked of the stream at once: bounds what one read allocates."""
 
+STRANGER_BYTES_MAX = 64 * 1024
+"""Longest frame of a peer that may not have what it asks for: what hello needs. Anything larger is not read."""
+
+BODY_PIECE_BYTES = 64 * 1024
+BODY_PIECE_SECONDS = 10.0
+"""A request that has begun brings a piece each so often: 6.5 KiB/s. Askers give up after `REQUEST_SECONDS`, so a slower
+line is of no use to them either; and ten seconds bear a lost packet, and a full uplink before a poor line."""
+
 
 class Channel:
-    """Frames over one stream. Not for use by two tasks in the same direction at once."""
+    """Frames over one stream. Not for use by two tasks in the same direction at once.
 
-    def __init__(self, stream: Stream) -> None:
+    With `hurried`, what follows the first byte must come at the least rate, else Stalled. With `bytes_max`, longer
+    frames are not read, TooMuch, and the first byte is hurried too.
+    """
+
+    def __init__(self, stream: Stream, *, hurried: bool = False, bytes_max: int | None = None) -> None:
         self._stream = stream
+        self._bytes_max = bytes_max
+        self._hurried = hurried
+        self._begun = bytes_max is not None
+        self._kept_bytes = 0
+        self._keeping = False
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """What is received inside counts as unread until the end of it, and not only until it is decoded."""
+        self._keeping = True
+        try:
+            yield
+        finally:
+            self._keeping = False
+            self._let_go()
 
     @property
     def peer(self) -> str:
@@ -64,19 +93,29 @@ class Channel:
 
     async def receive_or_end(self, *expected: type[M]) -> M | None:
         """As `receive`, but None when the peer says END."""
-        (length,) = LENGTH.unpack(b"".join(await self._exactly(LENGTH.size)))
-        if length == 0:
-            return None
-        check_length(length, expected)
-        message = decode_parts(await self._exactly(length), *expected)
+        try:
+            (length,) = LENGTH.unpack(b"".join(await self._exactly(LENGTH.size)))
+            if length == 0:
+                return None
+            check_length(length, expected)
+            if self._bytes_max is not None and length > self._bytes_max:
+                raise TooMuch(f"frame of {length} bytes announced, at most {self._bytes_max} are read")
+            message = decode_parts(await self._exactly(length), *expected)
+        finally:
+            if not self._keeping:
+                self._let_go()
         if isinstance(message, Refusal) and Refusal not in expected:
             raise Refused(message.code, message.detail, message.retry_seconds)
         return message  # type: ignore[return-value]  # a Refusal only when Refusal was asked for
 
     async def receive_end(self) -> None:
         """Require END."""
-        if b"".join(await self._exactly(LENGTH.size)) != END:
-            raise UnexpectedMessage("END was expected")
+        try:
+            if b"".join(await self._exactly(LENGTH.size)) != END:
+                raise UnexpectedMessage("END was expected")
+        finally:
+            if not self._keeping:
+                self._let_go()
 
     async def close(self) -> None:
         """No more frames from here. Call only after the peer has acknowledged: what is in flight may be lost."""
@@ -87,15 +126,35 @@ class Channel:
         await self._stream.reset()
 
     async def _exactly(self, count: int) -> list[Piece]:
+        """They are kept on the sender's account: read piece by piece out of the window, they still lie here."""
         parts: list[Piece] = []
         missing = count
         while missing:
-            more = await self._stream.receive_parts(min(missing, RECEIVE_BYTES))
+            more = await self._piece(missing)
             if not more:
                 raise Truncated(f"the stream from {self.peer} ended {missing} bytes early")
-            missing -= sum(map(len, more))
+            size = sum(map(len, more))
+            missing -= size
+            self._begun = True
+            self._kept_bytes += size
+            self._stream.keeps(self._kept_bytes)
             parts += more
         return parts
+
+    async def _piece(self, missing: int) -> list[Piece]:
+        if not (self._hurried and self._begun):
+            return await self._stream.receive_parts(min(missing, RECEIVE_BYTES))
+        with trio.move_on_after(BODY_PIECE_SECONDS):
+            return await self._stream.receive_parts(min(missing, BODY_PIECE_BYTES))
+        raise Stalled(f"{missing} bytes of a request did not go on for {BODY_PIECE_SECONDS:.0f} s")
+
+    def _let_go(self) -> None:
+        self._kept_bytes = 0
+        self._stream.keeps(0)
+
+
+class TooMuch(Exception):
+    """A frame that this channel does not read, though its type may be so long."""
 
 
 async def request(
@@ -117,7 +176,11 @@ async def request(
         done = False
         try:
             channel = Channel(stream)
-            await channel.send(message, end=True)
+            try:
+                await channel.send(message, end=True)
+            except Unreachable:  # it may have said why it reads no more
+                await channel.receive(reply)
+                raise
             answer = await channel.receive(reply)
             await channel.receive_end()
             await channel.close()
@@ -145,6 +208,9 @@ async def asked(channel: Channel, kind: type[Q]) -> Q:
 Answer = Callable[[str, Q], Awaitable[Message]]
 """(authenticated peer id, request) -> reply. Raise `Refused` to decline."""
 
+Allowed = Callable[[str], Refused | None]
+"""(authenticated peer id) -> why it may not have what this protocol gives, None when it may. Changes nothing."""
+
 Complaint = Callable[[str, ProtocolError], None]
 """Told of each peer that broke the protocol, for counting."""
 
@@ -158,29 +224,50 @@ def hold_against(transport: Transport, peer: str, error: ProtocolError) -> None:
         transport.offence(peer, f"{type(error).__name__}: {error}")
 
 
-def answering(kind: type[Q], answer: Answer[Q], complain: Complaint, *, wait_seconds: float = 0.0) -> StreamHandler:
+def answering(
+    kind: type[Q],
+    answer: Answer[Q],
+    complain: Complaint,
+    *,
+    wait_seconds: float = 0.0,
+    allowed: Allowed | None = None,
+    unread: Unread | None = None,
+) -> StreamHandler:
     """A stream handler that reads one `kind`, calls `answer` and sends what it returns, or a Refusal.
 
-    `wait_seconds` is the longest that `answer` may hold the reply by its own rules.
+    `wait_seconds` is the longest that `answer` may hold the reply by its own rules. A peer that is not `allowed` is a
+    stranger: of its frames only those up to `STRANGER_BYTES_MAX` are read, at a place among the `unread`, and it is
+    complained of when they stall. The bytes of a request count as unread until it is answered.
     """
 
     async def handle(stream: Stream) -> None:
-        channel = Channel(stream)
+        refused = allowed(stream.peer) if allowed is not None else None
+        channel = Channel(stream, hurried=True, bytes_max=None if refused is None else STRANGER_BYTES_MAX)
         done = False
         try:
-            with trio.move_on_after(2 * REQUEST_SECONDS + wait_seconds):
-                message = await asked(channel, kind)
+            with trio.move_on_after(2 * REQUEST_SECONDS + wait_seconds), channel.keeping():
+                reply: Message
+                whole = False
                 try:
+                    message = await _read_request(channel, kind, unread if refused is not None else None)
+                    whole = True
                     reply = await answer(stream.peer, message)
+                except TooMuch:
+                    assert refused is not None
+                    reply = _refusal(refused)
                 except Refused as refusal:
-                    reply = Refusal(code=refusal.code, detail=refusal.detail[:512], retry_seconds=refusal.retry_seconds)
+                    reply = _refusal(refusal)
                 try:
                     await channel.send(reply, end=True)
                 except OwnFrameTooLarge as error:  # nothing of it was sent
                     log.error("the answer to %s: %s", stream.peer, error)  # noqa: TRY400 - no bug to trace
                     await channel.send(_too_large(error), end=True)
                 await channel.close()
-                done = True
+                done = whole  # else it is told to stop sending, behind the refusal
+        except Stalled as error:
+            log.debug("%s: %s", stream.peer, error)
+            if refused is not None and (unread is None or unread.stalled(stream.peer, trio.current_time())):
+                complain(stream.peer, error)
         except ProtocolError as error:
             complain(stream.peer, error)
         except Unreachable as error:
@@ -191,6 +278,18 @@ def answering(kind: type[Q], answer: Answer[Q], complain: Complaint, *, wait_sec
                     await stream.reset()
 
     return handle
+
+
+async def _read_request(channel: Channel, kind: type[Q], unread: Unread | None) -> Q:
+    with ExitStack() as stack:
+        if unread is not None:
+            stack.enter_context(unread.place(channel.peer))
+        return await asked(channel, kind)
+    raise Unreachable("its place was needed")
+
+
+def _refusal(refused: Refused) -> Refusal:
+    return Refusal(code=refused.code, detail=refused.detail[:512], retry_seconds=refused.retry_seconds)
 
 
 def _too_large(error: OwnFrameTooLarge) -> Refusal:

@@ -10,8 +10,9 @@ Ack(count) END    ------------------->  credits what arrived; both close
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -24,6 +25,7 @@ from .errors import (
     ProtocolError,
     Refused,
     SchemaViolation,
+    Stalled,
     StorageFailed,
     Truncated,
     Unreachable,
@@ -31,9 +33,10 @@ from .errors import (
 from .identity import open_signed
 from .messages import CHUNKS_MAX, Ack, Chunk, ChunkRequest, Refusal, Ticket
 from .swarm import LACKING_CODE, SOURCE_WAIT_SECONDS, TICKET_CODE
+from .unread import Unread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .channel import Complaint
     from .store import SnapshotStore
@@ -60,7 +63,22 @@ SEND_SECONDS = 60.0
 """Bound on one batch's write, and on the acknowledgement of all: about 17 KiB/s, below any useful line."""
 
 HANDSHAKE_SECONDS = 10.0
-"""Bound on reading a request."""
+"""Bound on reading a request of one that has shown a ticket before: its uplink may be full of chunks that it relays."""
+
+STRANGER_SECONDS = 4.0
+"""And of one that has not: the longest request, 64 KiB, on a line of 17 KiB/s. Most are 1 KiB, one round trip away."""
+
+UNREAD_MAX = 128
+"""Requests being read, 64 KiB each at most. They hold no place for serving: that takes a ticket."""
+
+SILENT_MAX = 4
+"""Requests of one stranger that never came, for one complaint: five of those are a ban, a few time-outs are a line."""
+
+HOLDERS_MAX = 1024
+"""Peers remembered each as holders of a ticket and as silent: as many as a pool has, the eldest is forgotten first."""
+
+BUSY_LOG_SECONDS = 10.0
+"""Requests turned away, and pushed out unread, are reported this often at most."""
 
 LOOK_SECONDS = 1.0
 """A serving task looks at the store at least this often, for chunks that came there by another way."""
@@ -79,6 +97,11 @@ async def _refuse(channel: Channel, refused: Refused) -> None:
     refusal = Refusal(code=refused.code, detail=refused.detail[:512], retry_seconds=refused.retry_seconds)
     with trio.fail_after(SEND_SECONDS):
         await channel.send(refusal, end=True)
+
+
+def _forget_eldest(known: dict[str, Any]) -> None:
+    if len(known) > HOLDERS_MAX:
+        del known[next(iter(known))]
 
 
 @dataclass(slots=True)
@@ -111,12 +134,28 @@ class ChunkServer:
         self._traffic = traffic
         self._arrival = trio.Event()
         self._streams: dict[str, int] = {}
+        self._unread = Unread(UNREAD_MAX)
+        self._holders: dict[str, None] = {}
+        self._silent: dict[str, int] = {}
+        self._turned_away = 0
+        self._said: tuple[int, int] = (0, 0)
+        self._said_at = -BUSY_LOG_SECONDS
         self._servings: dict[bytes, _Serving] = {}
 
     @property
     def streams(self) -> int:
         """Requests being answered now."""
         return sum(self._streams.values())
+
+    @property
+    def turned_away(self) -> int:
+        """Requests of ticket holders that found every place taken, since the start."""
+        return self._turned_away
+
+    @property
+    def pushed_out(self) -> int:
+        """Requests that were not read in time before others needed their place, since the start."""
+        return self._unread.evicted
 
     def announce(self) -> None:
         """Chunks came into the store: whoever waits for them is served at once."""
@@ -129,10 +168,13 @@ class ChunkServer:
         channel = Channel(stream)
         done = False
         try:
-            if self._streams.get(peer, 0) >= STREAMS_PER_PEER_MAX or self.streams >= STREAMS_MAX:
-                await _refuse(channel, Refused("busy", "too many streams are being served", LOOK_SECONDS))
-            else:
-                await self._answer_counted(channel)
+            try:
+                request = await self._read(channel)
+                self._check_ticket(peer, request)
+                with self._place(peer):
+                    await self._serve(channel, request)
+            except Refused as refused:
+                await _refuse(channel, refused)
             await channel.close()
             done = True
         except ProtocolError as error:
@@ -145,19 +187,64 @@ class ChunkServer:
                 with trio.CancelScope(shield=True):
                     await stream.reset()
 
-    async def _answer_counted(self, channel: Channel) -> None:
-        self._streams[channel.peer] = self._streams.get(channel.peer, 0) + 1
+    async def _read(self, channel: Channel) -> ChunkRequest:
+        """The request. It holds no place for serving while it is read, and must not keep others from being read.
+
+        Raises Unreachable when it does not come.
+        """
+        peer = channel.peer
+        seconds = HANDSHAKE_SECONDS if peer in self._holders else STRANGER_SECONDS
+        with self._unread.place(peer), trio.move_on_after(seconds) as patience:
+            self._report()
+            return await asked(channel, ChunkRequest)
+        if patience.cancelled_caught:
+            self._note_silent(peer, seconds)
+        raise Unreachable(f"{peer} opened a stream for chunks and did not ask for any")
+
+    def _note_silent(self, peer: str, seconds: float) -> None:
+        if peer in self._holders:
+            return
+        count = self._silent.pop(peer, 0) + 1
+        if count >= SILENT_MAX:
+            self._complain(peer, Stalled(f"{count} requests for chunks did not come within {seconds:.0f} s"))
+            return
+        self._silent[peer] = count
+        _forget_eldest(self._silent)
+
+    def _note_holder(self, peer: str) -> None:
+        self._silent.pop(peer, None)
+        self._holders.pop(peer, None)
+        self._holders[peer] = None
+        _forget_eldest(self._holders)
+
+    @contextmanager
+    def _place(self, peer: str) -> Iterator[None]:
+        """One of the places for serving. Raises Refused when all are taken."""
+        if self._streams.get(peer, 0) >= STREAMS_PER_PEER_MAX or self.streams >= STREAMS_MAX:
+            self._turned_away += 1
+            self._report()
+            raise Refused("busy", "too many streams are being served", LOOK_SECONDS)
+        self._streams[peer] = self._streams.get(peer, 0) + 1
         try:
-            with trio.fail_after(HANDSHAKE_SECONDS):
-                request = await asked(channel, ChunkRequest)
-            self._check_ticket(channel.peer, request)
-            await self._serve(channel, request)
-        except Refused as refused:
-            await _refuse(channel, refused)
+            yield
         finally:
-            self._streams[channel.peer] -= 1
-            if not self._streams[channel.peer]:
-                del self._streams[channel.peer]
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+
+    def _report(self) -> None:
+        """Say in the log that requests go unanswered, but not for each of a flood."""
+        counts, now = (self._turned_away, self._unread.evicted), self._clock()
+        if counts == self._said or now - self._said_at < BUSY_LOG_SECONDS:
+            return
+        away, out = (new - old for new, old in zip(counts, self._said, strict=True))
+        self._said, self._said_at = counts, now
+        log.warning(
+            "requests for chunks: %d turned away busy (%d are being served), %d pushed out before they were sent",
+            away,
+            self.streams,
+            out,
+        )
 
     async def _serve(self, channel: Channel, request: ChunkRequest) -> None:
         """Send, and meanwhile listen: an asker that goes away must not hold its place until the next chunk comes."""
@@ -194,6 +281,7 @@ class ChunkServer:
         except (BadSignature, SchemaViolation) as error:
             self._complain(peer, error)
             raise Refused(TICKET_CODE, str(error)) from error
+        self._note_holder(peer)
 
     async def _send_wanted(self, channel: Channel, request: ChunkRequest) -> tuple[int, int]:
         """Send what is asked for as it comes, then END: how many chunks, of how many bytes together.

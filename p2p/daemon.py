@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import logging
+import math
 import os
 import signal
 import stat
@@ -44,6 +45,9 @@ PARENT_LOOK_SECONDS = 1.0
 
 PARENT_GONE_SECONDS = 15.0
 """From the parent's end to this one's, whatever it is stuck in: as a supervisor would kill it."""
+
+SELDOM_SECONDS = 10.0
+"""Between two sayings of the same trouble with accepting connections: in time for whoever looks, no flood."""
 
 LOCK_LOOKS = 3
 LOCK_LOOK_SECONDS = 0.05
@@ -203,12 +207,37 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
+class SaidSeldom(logging.Filter):
+    """Lets a logger's complaint through once in `SELDOM_SECONDS`, by the records' own time, and without a traceback.
+
+    For `trio.serve_listeners`: out of files, it logs the same traceback ten times a second.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_at = -math.inf
+        self._unsaid = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is said; then also how many were not."""
+        if 0 <= record.created - self._said_at < SELDOM_SECONDS:
+            self._unsaid += 1
+            return False
+        if self._unsaid:
+            record.msg, record.args = f"{record.getMessage()} (and {self._unsaid} times since last said)", ()
+        self._said_at, self._unsaid = record.created, 0
+        record.exc_info = None
+        return True
+
+
 def configure_logging(daemon: str, level: str = "info") -> None:
     """Send log lines to stderr. Other people's libraries are heard only from warnings up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(daemon))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("echo2").setLevel(level.upper())
+    accepting = logging.getLogger("trio.serve_listeners")
+    accepting.filters[:] = [SaidSeldom()]
 
 
 # running and ending

@@ -57,6 +57,10 @@ class Truncated(ProtocolError):
     """The byte stream ended before END: never taken for a complete message."""
 
 
+class Stalled(ProtocolError):
+    """A request was begun and did not come in time. A poor line does that too: it is held against strangers alone."""
+
+
 class FrameTooLarge(ProtocolError):
     """A frame's announced length is above the bound of the expected message types."""
 

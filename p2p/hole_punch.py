@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from .relay_host import Host, Link
     from .transport import Stream
 
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 log = logging.getLogger(__name__)
 
 TRIES_MAX = 3
@@ -76,27 +79,41 @@ RELAYED_GRACE_SECONDS = 10.0
 """A relayed connection is closed this long after a direct one arose, once nothing uses it."""
 
 _HOME_NETWORKS = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            *("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"),
-            *("::1/128", "fc00::/7", "fe80::/10"),
-        ),
-    )
+    map(ipaddress.ip_network, ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"))
 )
-"""Addresses that mean another machine in every home."""
+"""Addresses that mean another machine in every home. Others that are not of the open internet no hint has us dial:
+loopback and link-local ones name this very machine and its wire, whoever says them."""
+
+_ISATAP = (0x00005EFE, 0x02005EFE)
+"""Bits 64 to 95 of an IPv6 address whose last 32 are an IPv4 address that it is tunnelled to (RFC 5214).
+
+Compatible and translated ones and NAT64's (::/96, ::ffff:0:0:0/96, 64:ff9b::/96) are in 0000::/8, reserved: refused.
+"""
 
 
 class HolePuncher:
     """Tries to replace relayed connections of `host` by direct ones.
 
     `candidates` are addresses at which the outside may see our listening ports, best first (`Reachability.candidates`).
+    `seen_at` says where the coordinator's relay saw a peer, as far as it told (`RelayClient.seen_at`): a peer that is
+    seen where we are is behind our own NAT. `open_networks` count as open internet: worlds of tests name some, a daemon
+    none.
     """
 
-    def __init__(self, host: Host, *, candidates: Callable[[], Sequence[str]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        candidates: Callable[[], Sequence[str]],
+        clock: Callable[[], float],
+        seen_at: Callable[[str], Collection[str]] = lambda _peer: (),
+        open_networks: Sequence[str] = (),
+    ) -> None:
         self._host = host
         self._candidates = candidates
         self._clock = clock
+        self._seen_at = seen_at
+        self._open_networks = open_networks
         self._outcomes: dict[str, PunchOutcome] = {}
         self._tried_at: dict[str, deque[float]] = {}
         shared = [share_port(one) for one in host.listening]  # each of them, also after one that cannot be
@@ -159,7 +176,7 @@ class HolePuncher:
             await stream.send_all(encode(HolePunch(PunchType.SYNC)))
             await stream.close_write()
             finished = True
-            return self._dialable(answer), round_trip_seconds / 2
+            return self._dialable(peer, answer), round_trip_seconds / 2
         finally:
             if not finished:
                 with trio.CancelScope(shield=True):
@@ -179,7 +196,7 @@ class HolePuncher:
         ours = self._own_addresses()
         try:
             with trio.fail_after(2 * MESSAGE_SECONDS):
-                theirs = self._dialable(await read_message(stream, HolePunch))
+                theirs = self._dialable(peer, await read_message(stream, HolePunch))
                 await stream.send_all(encode(HolePunch(PunchType.CONNECT, _binaries(ours))))
                 if (await read_message(stream, HolePunch)).type is not PunchType.SYNC:
                     raise UnexpectedMessage("CONNECT came where SYNC was expected")
@@ -267,8 +284,10 @@ class HolePuncher:
     def _own_addresses(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self._candidates(), *self._host.addresses)))[:DIALLED_MAX]
 
-    def _dialable(self, message: HolePunch) -> tuple[str, ...]:
-        return dialable(message.addresses, {parse_address(one).host for one in self._candidates()})
+    def _dialable(self, peer: str, message: HolePunch) -> tuple[str, ...]:
+        ours, theirs = _numbers(self._candidates()), _numbers(self._seen_at(peer))
+        neighbour = not ours.isdisjoint(theirs)
+        return dialable(message.addresses, neighbour=neighbour, open_networks=self._open_networks)
 
     def _note(self, outcome: PunchOutcome) -> PunchOutcome:
         if outcome.result == "not_tried" and outcome.peer in self._outcomes:
@@ -281,25 +300,65 @@ class HolePuncher:
         return outcome
 
 
-def dialable(addresses: Sequence[bytes], own_hosts: Collection[str] = ()) -> tuple[str, ...]:
+def dialable(
+    addresses: Sequence[bytes], *, neighbour: bool = False, open_networks: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Of what a peer names, the first few TCP addresses that may be dialled for it; the order is kept.
 
     Numbers only: names are not looked up and relays not asked for a peer's hint. Addresses of home networks only for a
-    peer that names one of `own_hosts` too, so is behind our own NAT: others would have us knock at our neighbours.
+    `neighbour`, observed behind our own NAT: anyone else would have us knock at our neighbours' doors. Loopback,
+    link-local, multicast and reserved ones for nobody, in whatever IPv6 an IPv4 address is wrapped. `open_networks` are
+    let through unlooked at: see `HolePuncher`.
     """
-    found: dict[str, bool] = {}
-    hosts: set[str] = set()
+    opened = [ipaddress.ip_network(network) for network in open_networks]
+    found: dict[str, None] = {}
     for raw in addresses:
         try:
             address = str(Multiaddr(raw))
             host = ipaddress.ip_address(parse_address(address).host)
         except (MultiaddrError, ValueError, UnicodeError, KeyError, IndexError):
             continue
-        if not (host.is_multicast or host.is_unspecified):
-            hosts.add(str(host))
-            found[address] = any(host in network for network in _HOME_NETWORKS if network.version == host.version)
-    neighbour = not hosts.isdisjoint(own_hosts)
-    return tuple(address for address, at_home in found.items() if neighbour or not at_home)[:DIALLED_MAX]
+        meant = _meant(host)
+        near = neighbour and len(meant) == 1  # nobody tunnels to a home network
+        if all(_within(one, opened) or _may_be_dialled(one, neighbour=near) for one in meant):
+            found[address] = None
+    return tuple(found)[:DIALLED_MAX]
+
+
+def _may_be_dialled(address: IPAddress, *, neighbour: bool) -> bool:
+    if _within(address, _HOME_NETWORKS):
+        return neighbour
+    never = address.is_multicast or address.is_reserved or address.is_loopback or address.is_link_local
+    old_home = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
+    return address.is_global and not (never or old_home or address.is_unspecified)
+
+
+def _meant(address: IPAddress) -> tuple[IPAddress, ...]:
+    """What a packet to this address may reach, each of which must be allowed: it, and what IPv4 addresses it wraps."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return (address,)
+    if address.ipv4_mapped is not None:
+        return (address.ipv4_mapped,)
+    if address.sixtofour is not None:
+        return (address, address.sixtofour)
+    if address.teredo is not None:
+        return (address, *address.teredo)
+    if int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
+        return (address, ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return (address,)
+
+
+def _within(address: IPAddress, networks: Sequence[IPNetwork]) -> bool:
+    return any(address.version == network.version and address in network for network in networks)
+
+
+def _numbers(addresses: Collection[str]) -> set[IPAddress]:
+    """The IP addresses among multiaddrs, unwrapped."""
+    found: set[IPAddress] = set()
+    for address in addresses:
+        with suppress(ValueError):
+            found.update(_meant(ipaddress.ip_address(parse_address(address).host)))
+    return found
 
 
 def share_port(listening: trio.socket.SocketType) -> bool:

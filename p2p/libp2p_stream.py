@@ -47,6 +47,7 @@ class YamuxStream:
         self.arrived_at = -math.inf
         self.fin_sent = False
         self.fin_received = False
+        self.acknowledged = False
         self.abandoned = False
         self._connection = connection
         self._window_target = WINDOW_BYTES
@@ -55,6 +56,7 @@ class YamuxStream:
         self._outgoing: deque[memoryview] = deque()
         self._received: deque[Piece] = deque()
         self._received_bytes = 0
+        self._kept_bytes = 0
         self._wanted_bytes = 1
         self._reset_reason: str | None = None
         self._dropped = False
@@ -122,6 +124,15 @@ class YamuxStream:
         self._read(count)
         return parts
 
+    def keeps(self, count: int) -> None:
+        """The window moves on all the same: these bytes are charged to the connection, not to the window."""
+        more = count - self._kept_bytes
+        self._kept_bytes = count
+        if more < 0:
+            self._connection.unbuffered(-more)
+        elif more and self._connection.closed is None:  # of one that ended nothing is counted any more
+            self._connection.buffered(more)
+
     async def close_write(self) -> None:
         """Queue FIN behind what was sent."""
         await trio.lowlevel.checkpoint()
@@ -144,6 +155,7 @@ class YamuxStream:
     def abandon(self) -> None:
         """Nobody here will use it again: reset it unless it was finished, and when the peer sends more than its FIN."""
         self.abandoned = True
+        self.keeps(0)
         if not self.fin_sent or self._received:
             self._reset_now("its handler ended")
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import trio
 
 from .errors import Unreachable
+from .frame_budget import SMALL_FRAME_BYTES, FrameBudget
 from .guards import Buffers, Nuisance
 from .libp2p_stream import (
     ACK,
@@ -72,6 +73,19 @@ RECEIVING_SECONDS = 1.0
 
 SEND_WINDOW_MAX = 1 << 30
 """Room a peer may give one stream of ours; far above any use, below the 32 bits of the wire added up without end."""
+
+SLICE_FRAMES = 128
+"""Small frames handled in one go, under a millisecond: then every other connection and task gets its turn."""
+
+SLICE_BYTES = 16 * 1024
+"""A shorter message ends a turn as well: one read brings thousands of the shortest, each to be decrypted.
+Of longer ones it brings 16 at most and ends a turn itself; bulk does not pay for more turns."""
+
+PARTING_FRAMES = 256
+"""What may still come for a stream that was ended here: its widest window, in frames of 32 KiB."""
+
+PARTING_STREAMS_MAX = 1024
+"""Ended streams for which that is known, the latest ones."""
 
 STALL_GRACE_SECONDS = 0.1
 """For reading what came while this process was held up."""
@@ -169,10 +183,15 @@ class Yamux:
         self._payload_fin = False
         self._buffers = buffers or Buffers(each_max=WINDOWS_BYTES_MAX * 2, total_max=WINDOWS_BYTES_MAX * 2)
         self._nuisance = Nuisance(trio.current_time())
+        self._frame_budget = FrameBudget(trio.current_time())
+        self._small_frames = 0
+        self._moved_bytes = 0
+        self._parting: dict[int, int] = {}
         self._upload = upload or Limiter(None)
         self._turn: Turn | None = None
         self._ping_sent_at = 0.0
         self._ping_value = 0
+        self._ping_awaited = False
         self._scope = trio.CancelScope(shield=True)  # ended by `close` or `kill` alone, so that it ends politely
         self._ended = trio.Event()
 
@@ -276,6 +295,7 @@ class Yamux:
         self.used_at = trio.current_time()
         if stream is not None:
             self._widened_bytes -= stream.widened_bytes
+            self._part_with(stream_id)
 
     def widen(self, wanted: int) -> int:
         """Bytes by which a window may grow, out of the connection's common budget."""
@@ -344,6 +364,7 @@ class Yamux:
                 stream.send_window -= count
                 stream.touched_at = trio.current_time()
                 room -= count + HEADER.size
+                self._moved_bytes += count
             if not stream.outgoing_bytes:
                 stream.wake_sender()
             elif stream.send_window > 0:
@@ -360,7 +381,15 @@ class Yamux:
             while True:
                 data = await self._secured.read()
                 self.heard_bytes += len(data)
-                self._feed(data)
+                self._small_frames = 0
+                done = 0
+                while (done := self._feed(data, done)) < len(data):
+                    await trio.lowlevel.checkpoint()
+                self._moved_bytes += len(data)
+                if self._small_frames or len(data) < SMALL_FRAME_BYTES:
+                    self._pay_for_small()
+                if len(data) < SLICE_BYTES:
+                    await trio.lowlevel.checkpoint()
         except PeerFault as fault:
             self.fault = str(fault)
             log.warning("%s broke yamux: %s", self.peer, fault)
@@ -368,9 +397,18 @@ class Yamux:
         except Exception as error:  # noqa: BLE001 - whatever libp2p raises, it is the end of this connection only
             return str(error) or type(error).__name__
 
-    def _feed(self, data: bytes) -> None:
-        """Handle what has come: whole headers, and payload as it comes, so that never more than a header is kept."""
-        offset = 0
+    def _pay_for_small(self) -> None:
+        """A message with small frames in it has been handled, or one that is small itself and counts as one."""
+        moved, self._moved_bytes = self._moved_bytes, 0
+        if not self._frame_budget.spend(max(self._small_frames, 1), moved, trio.current_time()):
+            raise PeerFault("too many small frames")
+
+    def _feed(self, data: bytes, offset: int) -> int:
+        """Handle what has come: whole headers, and payload as it comes, so that never more than a header is kept.
+
+        Returns how far it got: after many small frames others must have their turn first.
+        """
+        until = self._small_frames + SLICE_FRAMES
         while offset < len(data) and self.closed is None:
             if self._payload_left:
                 count = min(self._payload_left, len(data) - offset)
@@ -388,17 +426,24 @@ class Yamux:
             offset += missing
             if len(header) < HEADER.size:
                 self._header = header
-                return
+                break
             self._header = b""
             self._frame(*HEADER.unpack(header))
+            if self._small_frames >= until:
+                return offset
+        return len(data)
 
     def _frame(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> None:
         """A header has come."""
         if version != 0 or kind > GO_AWAY:
             raise PeerFault(f"version {version}, frame type {kind}")
+        if kind != DATA or length < SMALL_FRAME_BYTES:
+            self._small_frames += 1
         if kind == PING:
             self._ping_frame(flags, length)
         elif kind == GO_AWAY:
+            if self.going_away:
+                self._bear_nuisance()
             self.going_away = True
         else:
             self._stream_frame(kind, flags, stream_id, length)
@@ -408,9 +453,11 @@ class Yamux:
             raise PeerFault(f"a frame of {length} bytes")
         if flags & SYN:
             self._opened(stream_id)
-        if flags & RST or not (length or flags):
-            self._bear_nuisance()
         stream = self._streams.get(stream_id)
+        if stream is None:
+            self._stray(stream_id)
+        elif flags & RST or (not length and self._says_nothing(stream, flags)):
+            self._bear_nuisance()
         if kind == DATA:
             if stream is not None:
                 stream.announced(length)
@@ -420,6 +467,7 @@ class Yamux:
         if flags & RST:
             self._payload_of = None
             self.forget(stream_id)
+            self._parting.pop(stream_id, None)  # it said itself that nothing more comes
             stream.die("the peer reset it", drop=False)
             return
         if kind == WINDOW_UPDATE:
@@ -442,6 +490,29 @@ class Yamux:
         if self._nuisance.one_more(trio.current_time()):
             raise PeerFault("too many frames that serve no one")
 
+    def _part_with(self, stream_id: int) -> None:
+        """The stream ended here; what the peer sent before it could know will still come."""
+        self._parting[stream_id] = PARTING_FRAMES
+        if len(self._parting) > PARTING_STREAMS_MAX:
+            del self._parting[next(iter(self._parting))]
+
+    def _stray(self, stream_id: int) -> None:
+        """A frame came for a stream that is not, or no longer."""
+        left = self._parting.get(stream_id, 0)
+        if left > 0:
+            self._parting[stream_id] = left - 1
+        else:
+            self._bear_nuisance()
+
+    def _says_nothing(self, stream: YamuxStream, flags: int) -> bool:
+        """Whether a frame without length tells us nothing new: no beginning, no end, not the first consent."""
+        if flags & FIN:
+            return stream.fin_received
+        if flags & ACK and stream.stream_id % 2 == self._next_id % 2:
+            known, stream.acknowledged = stream.acknowledged, True
+            return known
+        return not flags & SYN
+
     def _opened(self, stream_id: int) -> None:
         if stream_id % 2 == (1 if self.initiator else 0) or stream_id <= self._last_remote_id:
             raise PeerFault(f"opened stream {stream_id} out of order")
@@ -450,6 +521,7 @@ class Yamux:
         stream = YamuxStream(self, stream_id)
         if self._finishing or inbound >= STREAMS_MAX or not self._accept(stream):
             self._bear_nuisance()
+            self._part_with(stream_id)
             self.send_control(WINDOW_UPDATE, RST, stream_id, 0)
             return
         self._streams[stream_id] = stream
@@ -460,9 +532,12 @@ class Yamux:
         if flags & SYN:
             self._bear_nuisance()
             self.send_control(PING, ACK, 0, value)
-        elif flags & ACK and value == self._ping_value:
+        elif flags & ACK and self._ping_awaited and value == self._ping_value:
+            self._ping_awaited = False
             sample = trio.current_time() - self._ping_sent_at
             self.round_trip_seconds = (self.round_trip_seconds + sample) / 2 if self.round_trip_seconds else sample
+        else:
+            self._bear_nuisance()
 
     # Watching.
 
@@ -471,6 +546,7 @@ class Yamux:
         while True:
             self._ping_value = (self._ping_value + 1) % 2**32
             self._ping_sent_at = trio.current_time()
+            self._ping_awaited = True
             self.send_control(PING, SYN, 0, self._ping_value)
             left = SILENT_SECONDS_MAX - (trio.current_time() - heard_at)  # rounded: a hair may stay, again and again
             await trio.sleep(min(PING_SECONDS, max(left, STALL_GRACE_SECONDS)))
@@ -497,6 +573,7 @@ class Yamux:
         self._streams.clear()
         self._control.clear()
         self._waiting.clear()
+        self._parting.clear()
         self._buffers.drop(self)
         if self._turn is not None:
             self._upload.settle(self._turn, 0)

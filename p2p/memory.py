@@ -317,6 +317,9 @@ class MemoryStream:
         data = await self.receive_some(max_bytes)
         return [data] if data else []
 
+    def keeps(self, count: int) -> None:
+        """Nothing: memory is not bounded here."""
+
     async def close_write(self) -> None:
         """FIN, behind what was sent."""
         await trio.lowlevel.checkpoint()

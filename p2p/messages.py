@@ -33,6 +33,9 @@ CHUNK_BYTES_MAX = 4 * MIB
 CHUNKS_MAX = 262_144
 """1 TiB of snapshot at 4 MiB a chunk: no real model is above it, so a larger manifest is an attack."""
 
+VOCABULARY_MAX = 10_000_000
+"""Tokens of a vocabulary: some forty times the largest in use, and far inside the int32 that token ids travel in."""
+
 NODES_MAX = 16_384
 """Entries of one broadcast plan."""
 
@@ -73,6 +76,7 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 TokenBytes = Annotated[bytes, Field(max_length=4 * TOKENS_MAX)]
 Spans = Annotated[tuple[Annotated[int, Field(ge=0, le=TOKENS_MAX)], ...], Field(max_length=2 * TURNS_MAX - 1)]
+TokenId = Annotated[int, Field(ge=0, lt=VOCABULARY_MAX)]
 
 
 class Record(BaseModel):
@@ -164,7 +168,7 @@ class Sampling(Record):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     tokens_max: Annotated[int, Field(ge=1, le=TOKENS_MAX)]
-    stop_ids: Annotated[tuple[Count, ...], Field(max_length=16)]
+    stop_ids: Annotated[tuple[TokenId, ...], Field(max_length=16)]
 
 
 class RunDescriptor(Record):
@@ -174,7 +178,7 @@ class RunDescriptor(Record):
     task: Name
     model: Name
     tokenizer_sha256: Digest
-    vocabulary_size: Annotated[int, Field(ge=2, le=10_000_000)]
+    vocabulary_size: Annotated[int, Field(ge=2, le=VOCABULARY_MAX)]
     context_tokens: Annotated[int, Field(ge=8, le=TOKENS_MAX)]
     learner: PeerAddress
     staleness_max: Annotated[int, Field(ge=0, le=1000)]

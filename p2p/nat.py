@@ -42,8 +42,10 @@ class NatNode:
         self._coordinator = coordinator
         self._kept = False
         self._reachability = Reachability(host, coordinator, wanted=transport.addresses)
-        self._puncher = HolePuncher(host, candidates=self._reachability.candidates, clock=clock)
-        self._client = RelayClient(host, wall=wall)
+        self._client = RelayClient(host, wall=wall, believed=coordinator.peer)
+        self._puncher = HolePuncher(
+            host, candidates=self._reachability.candidates, clock=clock, seen_at=self._client.seen_at
+        )
         self._puncher.serve()
         self._client.serve(met=self._puncher.met)
         host.add_way("relay", self._client.dial)

@@ -5,6 +5,7 @@ A file that is damaged, or was written under a wrong clock, costs its contents a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -83,8 +84,11 @@ def contents(bans: Bans, back_off: BackOff, now: float) -> bytes:
     return json.dumps(file.model_dump(mode="json"), indent=1).encode()
 
 
-def write(path: Path, data: bytes) -> None:
-    """Replace the file: a reader, also one after a crash, sees the old or the new one. A full disk is logged only."""
+def write(path: Path, data: bytes) -> OSError | None:
+    """Replace the file: a reader, also one after a crash, sees the old or the new one.
+
+    Returns why it could not be: a disk that is full or was made read-only costs the file, never the process.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -93,5 +97,7 @@ def write(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        log.warning("cannot write %s: %s", path, error.strerror)
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the disk refuses this as well
+            temporary.unlink(missing_ok=True)
+        return error
+    return None

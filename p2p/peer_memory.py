@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import trio
@@ -16,8 +17,13 @@ if TYPE_CHECKING:
 
     from .messages import PeerAddress
 
+log = logging.getLogger(__name__)
+
 REMEMBER_SECONDS = 1.0
 """Between two writes of the file."""
+
+RETRY_SECONDS = 30.0
+"""After a write that the disk refused: full and read-only disks last minutes, and what is to be written is kept."""
 
 
 class PeerMemory:
@@ -31,6 +37,7 @@ class PeerMemory:
         self._bans = Bans(offences_max)
         self._back_off = BackOff(random)
         self._changed = trio.Event()
+        self._told: set[int | None] = set()
 
     def raise_if_banned(self, peer: str) -> None:
         """Raises Unreachable with the reason."""
@@ -88,14 +95,22 @@ class PeerMemory:
         """Keep the file up to date, until cancelled."""
         while True:
             await self._changed.wait()
-            await self.flush()
-            await trio.sleep(REMEMBER_SECONDS)
+            await trio.sleep(REMEMBER_SECONDS if await self.flush() else RETRY_SECONDS)
 
-    async def flush(self) -> None:
-        """Write what has changed."""
+    async def flush(self) -> bool:
+        """Write what has changed. False: the disk refuses, it has still to be written."""
         if not self._changed.is_set():
-            return
+            return True
         self._changed = trio.Event()
-        if self._path is not None:
-            data = peer_file.contents(self._bans, self._back_off, self.wall())
-            await trio.to_thread.run_sync(peer_file.write, self._path, data)
+        if self._path is None:
+            return True
+        data = peer_file.contents(self._bans, self._back_off, self.wall())
+        refused = await trio.to_thread.run_sync(peer_file.write, self._path, data)
+        if refused is None:
+            self._told.clear()
+            return True
+        self._changed.set()
+        if refused.errno not in self._told:
+            self._told.add(refused.errno)
+            log.warning("cannot write %s, bans and back-off are kept in memory: %s", self._path, refused.strerror)
+        return False

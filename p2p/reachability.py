@@ -49,7 +49,9 @@ PROVE_SECONDS = 5.0
 """Bound on one dial back: a port behind a NAT swallows it, and the asker waits."""
 
 PROVING_MAX = 8
-"""Dials back at a time, in all; further requests wait their turn within their own time-out."""
+"""Dials back at a time, in all, and one at a time for each peer; further ones wait within their request's time-out.
+
+So whoever asks for ports that swallow each dial holds one place, however often it asks, and waits behind the others."""
 
 REQUESTS_PER_MINUTE = 6
 """Of one peer: a check needs two, a network change one more check. Each costs us up to PORTS_MAX dials."""
@@ -110,6 +112,7 @@ class DialBack:
         self._asked: dict[str, deque[float]] = {}
         self._proved: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._proving = trio.CapacityLimiter(PROVING_MAX)
+        self._turns: dict[str, trio.Lock] = {}
 
     def serve(self, complain: Complaint) -> None:
         """Register with the host."""
@@ -151,15 +154,20 @@ class DialBack:
         return DialBackReply(observed=multiaddr_of(seen), ports=tuple(found))
 
     async def _found(self, peer: str, where: HostPort) -> bool:
-        async with self._proving:
-            with trio.move_on_after(PROVE_SECONDS):
-                try:
-                    await self._host.proves(peer, where)
-                except (Unreachable, OSError) as error:
-                    log.debug("dialling %s back: %s", peer, error)
-                else:
-                    return True
-        return False
+        turn = self._turns.setdefault(peer, trio.Lock())
+        try:
+            async with turn, self._proving:  # a peer queues for a place once: the queue is one of peers
+                with trio.move_on_after(PROVE_SECONDS):
+                    try:
+                        await self._host.proves(peer, where)
+                    except (Unreachable, OSError) as error:
+                        log.debug("dialling %s back: %s", peer, error)
+                    else:
+                        return True
+            return False
+        finally:
+            if not turn.locked():
+                self._turns.pop(peer, None)
 
     def _count(self, peer: str) -> None:
         now = self._clock()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import trio
 from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
 
 from .errors import ProtocolError, Truncated, Unreachable
 from .messages import PeerAddress
@@ -267,7 +268,13 @@ class Relay:
                 return
             self._opened += 1
             try:
-                reply = HopMessage(type=HopType.STATUS, limit=self._bounds.limit, status=Status.OK)
+                reply = HopMessage(
+                    type=HopType.STATUS,
+                    peer=target_peer,
+                    limit=self._bounds.limit,
+                    status=Status.OK,
+                    peer_addresses=self._shared_place(target_peer, source.peer),
+                )
                 await source.send_all(encode(reply))
                 why = await self._carry(source, target)
                 log.debug("circuit from %s to %s ended: %s", source.peer, target_peer, why)
@@ -285,7 +292,9 @@ class Relay:
         try:
             with trio.move_on_after(ANSWER_SECONDS):
                 stream = await self._host.open_raw(PeerAddress(peer=target), STOP_PROTOCOL, relayed=False)
-                await stream.send_all(encode(StopMessage(StopType.CONNECT, source, self._bounds.limit)))
+                shared = self._shared_place(source, target)
+                request = StopMessage(StopType.CONNECT, source, self._bounds.limit, peer_addresses=shared)
+                await stream.send_all(encode(request))
                 answer = await read_message(stream, StopMessage)
                 agreed = answer.type is StopType.STATUS and answer.status is Status.OK
         except (Unreachable, ProtocolError) as error:
@@ -295,6 +304,18 @@ class Relay:
         if stream is not None:
             await stream.reset()
         return None
+
+    def _shared_place(self, peer: str, reader: str) -> tuple[bytes, ...]:
+        """Where we see `peer`, if we see `reader` at the same address: they are neighbours, and neither learns more."""
+        seen = [self._host.remote_of(link) for link in map(self._host.direct_link, (peer, reader)) if link is not None]
+        hosts = {where.host for where in seen if where is not None}
+        if len(seen) < 2 or None in seen or len(hosts) != 1 or seen[0] is None:
+            return ()
+        try:
+            kind = "ip6" if ":" in seen[0].host else "ip4"
+            return (Multiaddr(f"/{kind}/{seen[0].host}/tcp/{seen[0].port}").to_bytes(),)
+        except (MultiaddrError, ValueError):
+            return ()  # an address with a zone: of this wire alone
 
     async def _carry(self, source: Stream, target: Stream) -> str:
         """Both directions, under one limit, until both have ended or it is reached. Returns what ended it."""

@@ -7,9 +7,12 @@ What the relay carries is secured once more end to end, so a relay can cut a con
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
 
 from .errors import ProtocolError, Unreachable
 from .libp2p_tcp import parse_address
@@ -53,6 +56,9 @@ LOST_SECONDS = 1.0
 RELAYS_TRIED_MAX = 3
 """Of a peer's addresses through relays, one after the other: each costs a stranger's relay something."""
 
+SEEN_MAX = 256
+"""Peers of which it is kept where they were seen: more than a relay gives places to the neighbours of one NAT."""
+
 _CIRCUIT = "/p2p-circuit"
 
 
@@ -77,11 +83,13 @@ def relay_of(address: str) -> PeerAddress:
 
 
 class RelayClient:
-    """Reaches and is reached through relays, on `host`."""
+    """Reaches and is reached through relays, on `host`. `believed` is the relay whose word counts in `seen_at`."""
 
-    def __init__(self, host: Host, *, wall: Callable[[], float]) -> None:
+    def __init__(self, host: Host, *, wall: Callable[[], float], believed: str = "") -> None:
         self._host = host
         self._wall = wall
+        self._believed = believed
+        self._seen_at: dict[str, tuple[str, ...]] = {}
         self._relays: dict[str, PlaceView] = {}
         self._met: Callable[[Link], Awaitable[None]] | None = None
 
@@ -93,6 +101,19 @@ class RelayClient:
     def view(self) -> tuple[PlaceView, ...]:
         """For status."""
         return tuple(self._relays.values())
+
+    def seen_at(self, peer: str) -> tuple[str, ...]:
+        """Where the believed relay saw `peer` when it last connected us; told of those seen where we are, else ()."""
+        return self._seen_at.get(peer, ())
+
+    def _note_seen(self, relay: str, peer: str, addresses: tuple[bytes, ...]) -> None:
+        self._seen_at.pop(peer, None)
+        if relay != self._believed or not addresses:
+            return
+        with suppress(MultiaddrError, ValueError, UnicodeError, KeyError, IndexError):
+            self._seen_at[peer] = tuple(str(Multiaddr(address)) for address in addresses)
+        while len(self._seen_at) > SEEN_MAX:
+            del self._seen_at[next(iter(self._seen_at))]
 
     async def keep_place(self, relay: PeerAddress) -> None:
         """Have a place at `relay`, for ever; again at once when the connection to it was lost."""
@@ -154,6 +175,7 @@ class RelayClient:
                 answer = await read_message(stream, HopMessage)
                 if answer.type is not HopType.STATUS or answer.status is not Status.OK:
                     raise Unreachable(f"relay {relay.peer}: {_named(answer.status)}")
+                self._note_seen(relay.peer, peer, answer.peer_addresses)
                 taken = True
             finally:
                 if not taken:
@@ -180,6 +202,7 @@ class RelayClient:
             if message.type is not StopType.CONNECT or message.peer is None:
                 await self._answer(stream, Status.UNEXPECTED_MESSAGE)
                 return
+            self._note_seen(stream.peer, message.peer, message.peer_addresses)
             await stream.send_all(encode(StopMessage(StopType.STATUS, status=Status.OK)))
             link = await self._host.upgrade_inbound(stream, via="relay")
             if link.peer != message.peer:  # harmless, since the key counts; but a relay that lies is not worth keeping

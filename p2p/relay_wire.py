@@ -106,6 +106,8 @@ class HopMessage:
     reservation: Reservation | None = None
     limit: Limit | None = None
     status: Status | None = None
+    peer_addresses: tuple[bytes, ...] = ()
+    """With `peer`. From our relays: where the peer is seen, told only to a peer that is seen at the same place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class StopMessage:
     peer: str | None = None
     limit: Limit | None = None
     status: Status | None = None
+    peer_addresses: tuple[bytes, ...] = ()
+    """As in `HopMessage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +137,12 @@ W = TypeVar("W", HopMessage, StopMessage, HolePunch)
 def encode(message: Wire) -> bytes:
     """Length as a varint, then the message."""
     if isinstance(message, HopMessage):
-        body = _number(1, message.type) + _peer(2, message.peer)
+        body = _number(1, message.type) + _peer(2, message.peer, message.peer_addresses)
         if message.reservation is not None:
             body += _bytes(3, _encode_reservation(message.reservation))
         body += _limit(4, message.limit) + (b"" if message.status is None else _number(5, message.status))
     elif isinstance(message, StopMessage):
-        body = _number(1, message.type) + _peer(2, message.peer) + _limit(3, message.limit)
+        body = _number(1, message.type) + _peer(2, message.peer, message.peer_addresses) + _limit(3, message.limit)
         body += b"" if message.status is None else _number(4, message.status)
     else:
         body = _number(1, message.type) + b"".join(_bytes(2, address) for address in message.addresses)
@@ -153,6 +157,7 @@ def decode(body: bytes, kind: type[W]) -> W:
         message = HopMessage(
             type=_known(HopType, fields.number(1)),
             peer=_decode_peer(fields.raw(2)),
+            peer_addresses=_decode_peer_addresses(fields.raw(2)),
             reservation=_decode_reservation(fields.raw(3)),
             limit=_decode_limit(fields.raw(4)),
             status=_decode_status(fields.number(5)),
@@ -161,6 +166,7 @@ def decode(body: bytes, kind: type[W]) -> W:
         message = StopMessage(
             type=_known(StopType, fields.number(1)),
             peer=_decode_peer(fields.raw(2)),
+            peer_addresses=_decode_peer_addresses(fields.raw(2)),
             limit=_decode_limit(fields.raw(3)),
             status=_decode_status(fields.number(4)),
         )
@@ -215,8 +221,10 @@ def _bytes(field: int, value: bytes) -> bytes:
     return _varint(field << 3 | _BYTES) + _varint(len(value)) + value
 
 
-def _peer(field: int, peer: str | None) -> bytes:
-    return b"" if peer is None else _bytes(field, _bytes(1, base58.b58decode(peer)))
+def _peer(field: int, peer: str | None, addresses: tuple[bytes, ...]) -> bytes:
+    if peer is None:
+        return b""
+    return _bytes(field, _bytes(1, base58.b58decode(peer)) + b"".join(_bytes(2, address) for address in addresses))
 
 
 def _limit(field: int, limit: Limit | None) -> bytes:
@@ -334,6 +342,10 @@ def _decode_peer(body: bytes | None) -> str | None:
     if not peer or len(peer) > PEER_ID_BYTES_MAX:
         raise SchemaViolation("a peer without a peer id")
     return base58.b58encode(peer).decode()
+
+
+def _decode_peer_addresses(body: bytes | None) -> tuple[bytes, ...]:
+    return () if body is None else _Fields(body).addresses(2)
 
 
 def _decode_limit(body: bytes | None) -> Limit | None:

@@ -55,6 +55,12 @@ class Stream(Protocol):
         It may return fewer all the same. [] only at the end of the stream.
         """
 
+    def keeps(self, count: int) -> None:
+        """Of the bytes received, so many are still kept by the reader: they count as unread, until it says 0.
+
+        Whoever sends more than its share by that loses its connection.
+        """
+
     async def close_write(self) -> None:
         """No more bytes from here; the other direction stays open."""
 

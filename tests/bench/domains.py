@@ -20,7 +20,7 @@ from tiny_loop import DEMO, PAINT, SEEDS_MAX, Setting, draw_curves, interval, ru
 DOMAINS = ("f32", "f16", "bf16", "q8_0")
 S = 3
 SEEDS = 3
-STEPS_QUICK = 10
+STEPS_QUICK = 8
 PLOT = Path(__file__).with_name("plots") / "domains.png"
 
 

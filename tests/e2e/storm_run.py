@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
@@ -265,18 +266,20 @@ class StormRun:
     def _settled(self) -> bool:
         """Coordinator and learner are up, neither owes the other anything, every rollout is decided.
 
-        A status of before a kill is none.
+        A status of before a kill is none, so it is read here: what was looked at last may be the killed process's.
         """
-        watch, learner = self._watch, self._watch.own.get("learner", {})
-        status = self.places.learner / "home" / STATUS_FILE
+        watch = self._watch
+        with (self.places.learner / "home" / STATUS_FILE).open() as file:
+            learner, written_at = json.load(file), os.fstat(file.fileno()).st_mtime
         return (
             not watch.silent
             and watch.run is not None
             and watch.run.learner_connected
             and self._processes.daemons["learner"].pid is not None
-            and status.stat().st_mtime > self._processes.daemons["learner"].started_at
-            and learner.get("state") == "finished"
-            and learner.get("unreported") == 0
+            and written_at > self._processes.daemons["learner"].started_at
+            and learner["state"] == "finished"
+            and learner["unreported"] == 0
+            and learner["consumed"] == watch.own["learner"].get("consumed")
             and not watch.rollouts()["left"]
         )
 

@@ -93,6 +93,9 @@ class _Tap:
     async def receive_parts(self, max_bytes: int) -> list[Piece]:
         return await self._stream.receive_parts(max_bytes)
 
+    def keeps(self, count: int) -> None:
+        self._stream.keeps(count)
+
     async def send_all(self, *parts: bytes) -> None:
         await trio.lowlevel.checkpoint()
         self.said += b"".join(parts)

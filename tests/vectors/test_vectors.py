@@ -51,6 +51,9 @@ class OneStream:
         part, self.data = self.data[:count], self.data[count:]
         return [part] if part else []
 
+    def keeps(self, count):
+        """It came and went with the test."""
+
 
 # Golden.
 

@@ -28,6 +28,12 @@ def add_events(ledger, count):
             records.add_event(connection, wall=1.0, actor="a", action="b", reason="x" * 500)
 
 
+def add_large(ledger, length_bytes):
+    with ledger.transaction() as connection:
+        connection.execute(sa.delete(schema.meta).where(schema.meta.c.key == "large"))
+        connection.execute(sa.insert(schema.meta).values(key="large", value=bytes(length_bytes)))
+
+
 def events(ledger):
     with ledger.reading() as connection:
         return [row.reason for row in records.list_events(connection, limit=10)]
@@ -127,7 +133,62 @@ def test_a_full_disk_refuses_and_recovers(path):
         with ledger.reading() as connection:
             connection.execute(sa.text("PRAGMA max_page_count = 1000000"))
         add_event(ledger, "after")
+        ledger.probe()
         assert (ledger.trouble, events(ledger)) == ("", ["after", "before"])
+        with ledger.reading() as connection:
+            assert set(connection.scalars(sa.select(schema.meta.c.key))) == {"schema_version"}
+
+
+def test_a_full_disk_stays_in_sight_though_small_writes_succeed(path):
+    """Until as much as was refused can be written, by a request or by the probe, the trouble is shown."""
+    with closing(open_ledger(sqlite_url(path))) as ledger:
+        add_event(ledger)
+
+        def room(pages):
+            with ledger.reading() as connection:
+                connection.execute(sa.text(f"PRAGMA max_page_count = {pages}"))
+
+        with ledger.reading() as connection:
+            pages = connection.scalar(sa.text("PRAGMA page_count"))
+        room(pages + 40)  # 160 KiB: the smallest probe would find room
+        with pytest.raises(LedgerUnavailable):
+            add_large(ledger, 200_000)
+        for _ in range(3):
+            add_event(ledger, "small")
+            assert "full" in ledger.trouble
+            with pytest.raises(LedgerUnavailable):
+                ledger.probe()
+            assert "full" in ledger.trouble
+        room(1_000_000)
+        ledger.probe()
+        assert ledger.trouble == ""
+        room(pages + 40)
+        with pytest.raises(LedgerUnavailable):
+            add_large(ledger, 400_000)
+        room(1_000_000)
+        add_large(ledger, 400_000)
+        assert ledger.trouble == ""
+
+
+def damage(path):
+    """Overwrite all pages but the first, as a failing disk does."""
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+
+
+def test_a_ledger_with_damaged_pages_names_itself_and_says_what_to_do(path):
+    """At start, and when a page is first read while running."""
+    with closing(open_ledger(sqlite_url(path))) as ledger:
+        add_event(ledger)
+    with closing(open_ledger(sqlite_url(path))) as ledger:
+        damage(path)
+        with pytest.raises(LedgerUnavailable) as refused:
+            events(ledger)
+        assert str(path) in refused.value.detail
+        assert "restore a backup" in ledger.trouble
+    with pytest.raises(ConfigurationError, match=r"ledger\.sqlite3 cannot be used: .*; stop .*restore a backup"):
+        open_ledger(sqlite_url(path))
 
 
 def test_a_locked_ledger_refuses_and_recovers(path):

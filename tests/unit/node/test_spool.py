@@ -257,3 +257,58 @@ def test_a_file_that_is_no_spool_is_one_clear_error(tmp_path):
     path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(ConfigurationError, match="cannot use the spool"):
         Spool(path)
+
+
+def damaged(path, first_byte):
+    """A spool with work in it, whose bytes from there on a failing disk has made into something else."""
+    made = Spool(path)
+    made.add([finished(number, tokens=200) for number in range(40)])
+    made.acknowledge([ack(number) for number in range(10)])
+    batch = receipts(1, ["consumed"] * 5)
+    made.keep_receipts(COORDINATOR.sign("receipts", batch), batch)
+    made.close()
+    with path.open("r+b") as file:
+        file.seek(first_byte)
+        file.write(b"\xa5" * (path.stat().st_size - first_byte))
+
+
+def used(path):
+    """All that a node does with its spool."""
+    made = Spool(path)
+    try:
+        made.knows("demo")
+        made.receipts_after("demo")
+        list(made.receipt_batches("demo"))
+        made.pending("demo")
+        made.add([finished(99)])
+        made.acknowledge([ack(number) for number in range(60)])
+        made.give_up(lease(99), "x")
+        batch = receipts(6, ["consumed"] * 5)
+        made.keep_receipts(COORDINATOR.sign("receipts", batch), batch)
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("first_byte", [0, 16, 100, *range(1024, 60_000, 2048)])
+def test_a_damaged_spool_names_itself_and_what_is_lost(tmp_path, first_byte):
+    """At start or when the damage is met: one line for a person, wherever the damage is."""
+    path = tmp_path / "spool.sqlite"
+    damaged(path, first_byte)
+    with pytest.raises(ConfigurationError, match=r"spool\.sqlite: it is damaged .* move it away.* lost"):
+        used(path)
+
+
+def test_a_spool_damaged_while_it_is_used_ends_the_same_way(tmp_path):
+    """Pages that are read later than at the start."""
+    path = tmp_path / "spool.sqlite"
+    damaged(path, 1 << 30)
+    made = Spool(path)
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+    made._db.execute("PRAGMA shrink_memory")
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        made.pending("demo")
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        made.add([finished(100)])
+    made.close()

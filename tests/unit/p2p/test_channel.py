@@ -48,6 +48,9 @@ class Pieces:
         part = await self.receive_some(max_bytes)
         return [part] if part else []
 
+    def keeps(self, count):
+        pass
+
     async def send_all(self, *data):
         self.sent.append(b"".join(data))
 

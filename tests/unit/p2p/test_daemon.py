@@ -12,6 +12,7 @@ import trio
 
 from echo2.p2p.daemon import (
     JsonLines,
+    SaidSeldom,
     is_in_use,
     keep_private,
     lock_state_dir,
@@ -258,3 +259,16 @@ def test_a_bug_keeps_its_traceback():
 
     with pytest.raises(ExceptionGroup):
         run_cli(fail)
+
+
+def test_a_process_out_of_files_says_so_once_in_ten_seconds():
+    """What trio logs ten times a second comes without a traceback, and with the count of what was left unsaid."""
+    seldom = SaidSeldom()
+    said = []
+    for tenth in range(250):
+        record = logging.makeLogRecord({"msg": "accept returned %s", "args": ("EMFILE",), "exc_info": (1, 2, 3)})
+        record.created = 1e9 + tenth / 10
+        if seldom.filter(record):
+            said.append((record.getMessage(), record.exc_info))
+    often = "accept returned EMFILE (and 99 times since last said)"
+    assert said == [("accept returned EMFILE", None), (often, None), (often, None)]

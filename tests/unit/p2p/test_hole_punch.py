@@ -2,27 +2,101 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
-from unit.p2p.relay_places import ALICE, BOB, CAROL, place, relayed
+from unit.p2p.relay_places import ALICE, BOB, CAROL, RELAY, place, relayed
 
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.hole_punch import DIALLED_MAX, HolePuncher, dialable
 from echo2.p2p.relay_host import Libp2pHost
+from echo2.p2p.relay_wire import HolePunch, PunchType
+
+
+def binary(*addresses):
+    return [Multiaddr(address).to_bytes() for address in addresses]
 
 
 def test_only_numbers_that_are_somebodys_are_dialled_for_a_peer():
     """Names, datagrams, multicast, rubbish and other homes' networks are left out, and the list is cut."""
     home = "/ip4/192.168.1.1/tcp/80"
-    assert dialable([Multiaddr(home).to_bytes()], {"198.51.100.1"}) == ()
-    good = [f"/ip4/192.0.2.1/tcp/{port}" for port in range(1, 20)]
-    assert dialable([Multiaddr(one).to_bytes() for one in (home, good[0])], {"192.0.2.1"}) == (home, good[0])
-    bad = ["/dns/example.org/tcp/1", "/ip4/224.0.0.1/tcp/1", "/ip4/0.0.0.0/tcp/1", "/ip4/192.0.2.1/udp/1"]
-    raw = [b"", b"\xff\xff", b"\x04\x01", *(Multiaddr(one).to_bytes() for one in bad + good)]
+    assert dialable(binary(home)) == ()
+    good = [f"/ip4/8.8.8.8/tcp/{port}" for port in range(1, 20)]
+    assert dialable(binary(home, good[0]), neighbour=True) == (home, good[0])
+    bad = ["/dns/example.org/tcp/1", "/ip4/224.0.0.1/tcp/1", "/ip4/0.0.0.0/tcp/1", "/ip4/8.8.8.8/udp/1"]
+    raw = [b"", b"\xff\xff", b"\x04\x01", *binary(*bad, *good)]
     assert dialable(raw) == tuple(good[:DIALLED_MAX])
+
+
+WRAPPINGS = (
+    "::{}",
+    "::ffff:{}",
+    "::ffff:0:{}",
+    "64:ff9b::{}",
+    "64:ff9b:1::{}",
+    "2606:4700::5efe:{}",
+    "2606:4700::200:5efe:{}",
+)
+
+
+@pytest.mark.parametrize("neighbour", [False, True])
+@pytest.mark.parametrize("host", ["127.0.0.1", "169.254.1.1", "224.0.0.1", "0.0.0.0", "255.255.255.255", "240.0.0.1"])
+def test_nobody_has_this_machine_or_its_wire_dialled_in_whatever_wrapping(host, neighbour):
+    """Loopback, link-local, multicast, unspecified and reserved, plain and inside of IPv6, also for a neighbour."""
+    number = int(ipaddress.IPv4Address(host))
+    packed = f"{number >> 16:x}:{number & 0xFFFF:x}"
+    six = [*(wrapping.format(packed) for wrapping in WRAPPINGS), f"2002:{packed}::1"]
+    six += [f"2001:0:808:808:0:0:{number >> 16 ^ 0xFFFF:x}:{number & 0xFFFF ^ 0xFFFF:x}"]
+    hosts = [f"/ip4/{host}/tcp/22", *(f"/ip6/{one}/tcp/22" for one in six)]
+    assert dialable(binary(*hosts), neighbour=neighbour) == ()
+
+
+def test_home_networks_hide_in_no_wrapping():
+    """10.0.0.1 as mapped, translated, NAT64, 6to4 and Teredo; documentation, site-local and benchmark networks."""
+    hidden = [wrapping.format("a00:1") for wrapping in WRAPPINGS]
+    hidden += ["2002:a00:1::1", "2001:0:808:808::f5ff:fffe", "fec0::1", "fe80::1", "::1", "fc00::1", "ff02::1", "::"]
+    plain = ["10.0.0.1", "100.64.0.1", "172.16.0.1", "192.168.0.1", "198.18.0.1", "192.0.2.1", "192.0.0.1"]
+    assert dialable(binary(*(f"/ip6/{one}/tcp/22" for one in hidden), *(f"/ip4/{one}/tcp/22" for one in plain))) == ()
+    tunnelled = "/ip6/2002:a00:1::1/tcp/22"
+    assert dialable(binary(tunnelled), neighbour=True) == ()
+    mapped = "/ip6/::ffff:10.0.0.1/tcp/22"
+    assert dialable(binary(mapped), neighbour=True) == (str(Multiaddr(binary(mapped)[0])),)
+    outside = ["/ip6/2606:4700::1111/tcp/22", "/ip6/::ffff:8.8.8.8/tcp/22", "/ip6/2002:808:808::1/tcp/22"]
+    assert len(dialable(binary(*outside))) == 3
+
+
+async def test_naming_our_own_address_makes_nobody_a_neighbour():
+    """Who is a neighbour is said by the relay that saw both of us, not by the peer."""
+    home, ours = "/ip4/192.168.1.1/tcp/80", "/ip4/8.8.8.8/tcp/4001"
+    named = HolePunch(PunchType.CONNECT, tuple(binary(ours, home)))
+    seen = {"told": ("/ip6/::ffff:8.8.8.8/tcp/7",), "elsewhere": ("/ip4/8.8.4.4/tcp/7",), "rubbish": ("x",)}
+    async with place(ALICE) as alice:
+        made = HolePuncher(
+            alice.host, candidates=lambda: (ours,), clock=trio.current_time, seen_at=lambda peer: seen.get(peer, ())
+        )
+        assert made._dialable("told", named) == (ours, home)
+        for peer in ("elsewhere", "rubbish", "a stranger"):
+            assert made._dialable(peer, named) == (ours,)
+
+
+async def test_the_believed_relay_says_who_is_a_neighbour():
+    """Both ends of a circuit are told that they are seen at one address; of another relay it is not believed."""
+    async with relayed() as (relay, alice, bob):
+        for one in (alice, bob):
+            one.client._believed = RELAY.peer_id
+        await bob.client.reserve(relay.address)
+        await alice.transport.open(bob.through, "hello")
+        for one, other in ((alice, BOB), (bob, ALICE)):
+            assert [address.startswith("/ip4/127.0.0.1/tcp/") for address in one.client.seen_at(other.peer_id)] == [
+                True
+            ]
+            assert one.client.seen_at(CAROL.peer_id) == ()
+        alice.client._note_seen(CAROL.peer_id, BOB.peer_id, tuple(binary("/ip4/127.0.0.1/tcp/1")))
+        assert alice.client.seen_at(BOB.peer_id) == ()
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
@@ -32,7 +106,12 @@ def test_no_list_of_a_peers_addresses_raises(raw):
 
 
 def puncher(place, candidates=()):
-    made = HolePuncher(place.host, candidates=lambda: candidates or place.transport.addresses, clock=trio.current_time)
+    made = HolePuncher(
+        place.host,
+        candidates=lambda: candidates or place.transport.addresses,
+        clock=trio.current_time,
+        open_networks=["127.0.0.0/8"],  # this world is one machine
+    )
     made.serve()
     return made
 

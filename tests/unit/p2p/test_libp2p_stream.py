@@ -8,6 +8,7 @@ import trio.testing
 from unit.p2p.test_libp2p_yamux import Bench
 
 from echo2.p2p.errors import Unreachable
+from echo2.p2p.guards import Buffers
 from echo2.p2p.libp2p_stream import ACK, DATA, FIN, HEADER, PING, RST, SYN, WINDOW_BYTES, WINDOW_UPDATE
 
 
@@ -127,3 +128,43 @@ async def test_nothing_to_send_is_sent_at_once(bench, stream):
 
 async def _data(bench):
     return [frame for frame in await bench.peer.read_all() if frame[0] == DATA]
+
+
+async def test_kept_bytes_are_charged_and_let_go(nursery, autojump_clock):
+    """By hand: 60,000 kept, let go, kept again, then 60,000 more of another stream: the connection ends."""
+    buffers = Buffers(each_max=100_000, total_max=10**9)
+    bench = Bench(nursery, buffers=buffers)
+    for stream_id in (1, 3):
+        bench.peer.send(WINDOW_UPDATE, SYN, stream_id)
+    await trio.testing.wait_all_tasks_blocked()
+    one, other = bench.accepted
+    bench.peer.send(DATA, 0, 1, payload=bytes(60_000))
+    assert len(b"".join(await one.receive_parts(60_000))) == 60_000
+    assert buffers.total == 0
+    one.keeps(60_000)
+    assert buffers.total == 60_000
+    one.keeps(0)
+    assert buffers.total == 0
+    one.keeps(60_000)
+    bench.peer.send(DATA, 0, 3, payload=bytes(30_000))
+    await other.receive_parts(30_000)
+    other.keeps(30_000)
+    assert (buffers.total, bench.yamux.closed) == (90_000, None)
+    other.keeps(60_000)
+    assert bench.yamux.closed is not None
+    assert buffers.total == 0
+    one.keeps(70_000)
+    one.keeps(0)
+    assert buffers.total == 0
+
+
+async def test_an_abandoned_stream_keeps_nothing(nursery, autojump_clock):
+    """Whatever its handler forgot to let go."""
+    buffers = Buffers(each_max=100_000, total_max=10**9)
+    bench = Bench(nursery, buffers=buffers)
+    bench.peer.send(WINDOW_UPDATE, SYN, 1)
+    await trio.testing.wait_all_tasks_blocked()
+    bench.accepted[0].keeps(60_000)
+    bench.accepted[0].abandon()
+    assert buffers.total == 0
+    bench.yamux.kill("the test is over")

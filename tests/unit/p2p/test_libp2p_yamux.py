@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import trio
 import trio.testing
 
 from echo2.p2p import libp2p_yamux
 from echo2.p2p.errors import Unreachable
+from echo2.p2p.frame_budget import SMALL_FRAME_BYTES, SMALL_FRAMES_BURST
 from echo2.p2p.guards import NUISANCE_BURST, Buffers
 from echo2.p2p.libp2p_stream import (
     ACK,
@@ -63,6 +66,16 @@ class Peer:
         with trio.move_on_after(0.01):
             async for data in self.wire.written:
                 self._buffer += data
+        return self._whole()
+
+    def read_now(self):
+        """Take what is written already."""
+        with contextlib.suppress(trio.WouldBlock):
+            while True:
+                self._buffer += self.wire.written.receive_nowait()
+        return self._whole()
+
+    def _whole(self):
         while len(self._buffer) >= HEADER.size:
             _, kind, flags, stream_id, length = HEADER.unpack_from(self._buffer)
             end = HEADER.size + (length if kind == DATA else 0)
@@ -151,6 +164,16 @@ async def test_frames_may_be_cut_anywhere(autojump_clock, bench):
         [(WINDOW_UPDATE, SYN, 1), (WINDOW_UPDATE, 0, 1, libp2p_yamux.SEND_WINDOW_MAX)],
         [(WINDOW_UPDATE, SYN, 1), *[(DATA, 0, 1)] * (NUISANCE_BURST + 1)],
         [(WINDOW_UPDATE, RST, 1)] * (NUISANCE_BURST + 1),
+        [(DATA, 0, 99, 0, b"x")] * (NUISANCE_BURST + 1),
+        [(DATA, 0, 99, 0, bytes(SMALL_FRAME_BYTES))] * (NUISANCE_BURST + 1),
+        [(WINDOW_UPDATE, 0, 99, 1)] * (NUISANCE_BURST + 1),
+        [(WINDOW_UPDATE, ACK, 99)] * (NUISANCE_BURST + 1),
+        [(WINDOW_UPDATE, SYN, 1), *[(DATA, ACK, 1)] * (NUISANCE_BURST + 1)],
+        [(WINDOW_UPDATE, SYN, 1), *[(WINDOW_UPDATE, FIN, 1)] * (NUISANCE_BURST + 1)],
+        [(GO_AWAY, 0, 0)] * (NUISANCE_BURST + 2),
+        [(PING, ACK, 0, 7)] * (NUISANCE_BURST + 1),
+        [(WINDOW_UPDATE, SYN, 1), *[(WINDOW_UPDATE, 0, 1, 1)] * (SMALL_FRAMES_BURST + 100)],
+        [(WINDOW_UPDATE, SYN, 1), *[(DATA, 0, 1, 0, b"x")] * (SMALL_FRAMES_BURST + 100)],
     ],
     ids=[
         "version",
@@ -166,6 +189,16 @@ async def test_frames_may_be_cut_anywhere(autojump_clock, bench):
         "window-without-end",
         "empty-frames-without-end",
         "resets-without-end",
+        "bytes-for-nobody",
+        "blocks-for-nobody",
+        "windows-for-nobody",
+        "acknowledges-nothing",
+        "acknowledges-nothing-by-data",
+        "ends-without-end",
+        "good-byes-without-end",
+        "answers-to-no-ping",
+        "small-windows-without-end",
+        "single-bytes-without-end",
     ],
 )
 async def test_peer_that_breaks_yamux_loses_the_connection(autojump_clock, bench, frames):
@@ -178,6 +211,58 @@ async def test_peer_that_breaks_yamux_loses_the_connection(autojump_clock, bench
     assert bench.yamux.fault is not None
     with pytest.raises(Unreachable):
         bench.yamux.open_stream()
+
+
+async def test_what_was_on_its_way_to_a_stream_we_closed_is_no_nuisance(autojump_clock, bench):
+    """Ever so many streams, each reset here while the peer still sends: nothing of it counts against the peer."""
+    for n in range(NUISANCE_BURST // 100):
+        bench.peer.send(WINDOW_UPDATE, SYN, 2 * n + 1)
+        await bench.peer.read_all()
+        await bench.accepted[-1].reset()
+        for _ in range(libp2p_yamux.PARTING_FRAMES):
+            bench.peer.send(DATA, 0, 2 * n + 1, payload=bytes(SMALL_FRAME_BYTES))
+        await bench.peer.read_all()
+    assert bench.yamux.closed is None
+
+
+async def test_small_frames_are_paid_for_by_the_bytes_they_serve(autojump_clock, bench):
+    """Among large frames a peer may send small ones without end."""
+    bench.peer.send(WINDOW_UPDATE, SYN, 1)
+    await trio.testing.wait_all_tasks_blocked()
+    (stream,) = bench.accepted
+    for _ in range(3 * SMALL_FRAMES_BURST // 8):
+        for _ in range(8):
+            bench.peer.send(DATA, 0, 1, payload=b"x")
+        bench.peer.send(DATA, 0, 1, payload=bytes(60_000))
+        await trio.testing.wait_all_tasks_blocked()
+        await stream.receive_some(8)
+        while stream._received:
+            await stream.receive_some(65_536)
+        bench.peer.read_now()
+    assert bench.yamux.closed is None
+
+
+async def test_a_flood_in_one_message_leaves_room_for_other_tasks(autojump_clock, bench):
+    """Between the frames of one message, and between small messages, others get their turns."""
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        bench.wire.give.send_nowait(HEADER.pack(0, WINDOW_UPDATE, 0, 99, 1) * 5000)
+        while bench.yamux.heard_bytes == 0:
+            await trio.lowlevel.checkpoint()
+        begun = turns
+        bench.wire.give.send_nowait(HEADER.pack(0, PING, SYN, 0, 1))
+        while (PING, ACK, 0, 1, b"") not in bench.peer.read_now():
+            await trio.lowlevel.checkpoint()
+        assert turns - begun >= 5000 // libp2p_yamux.SLICE_FRAMES
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_the_peer_may_send_unread_is_its_window(autojump_clock, bench):

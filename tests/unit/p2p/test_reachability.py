@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
 import trio
+import trio.testing
 from unit.p2p.relay_places import ALICE, BOB, BOUND_SECONDS, CAROL, RELAY, echo, exchanged, place
 
 from echo2.coordinator.broadcasts import BroadcastDesk
@@ -19,7 +21,16 @@ from echo2.p2p.manifest import make_manifest
 from echo2.p2p.messages import BroadcastPlan, PeerAddress
 from echo2.p2p.nat import NatCoordinator, NatNode
 from echo2.p2p.plan import build_plan
-from echo2.p2p.reachability import DialBack, Reachability, direct_addresses, multiaddr_of
+from echo2.p2p.reachability import (
+    PROVE_SECONDS,
+    PROVING_MAX,
+    REQUESTS_PER_MINUTE,
+    DialBack,
+    DialBackRequest,
+    Reachability,
+    direct_addresses,
+    multiaddr_of,
+)
 from echo2.p2p.relay_client import is_relayed, relayed_address
 from echo2.p2p.relay_host import Libp2pHost
 
@@ -103,6 +114,45 @@ async def test_strangers_are_not_dialled_back_and_nobody_too_often():
         with pytest.raises(Refused, match="at most 6 dials back a minute"):
             await alice.reachability.check()
         assert alice.reachability.addresses == alice.transport.addresses
+
+
+class SilentPorts:
+    """A host whose dials back lead nowhere, but for those of honest peers; notes who is dialled when."""
+
+    def __init__(self, honest=()):
+        self.honest = honest
+        self.dialled = []
+        self.now = Counter()
+        self.most_of_one = 0
+
+    async def proves(self, peer, _remote):
+        self.dialled.append((trio.current_time(), peer))
+        self.now[peer] += 1
+        self.most_of_one = max(self.most_of_one, self.now[peer])
+        try:
+            if peer not in self.honest:
+                await trio.sleep_forever()
+        finally:
+            self.now[peer] -= 1
+
+
+async def test_peers_whose_ports_swallow_every_dial_hold_one_place_each(autojump_clock):
+    """An honest peer is dialled at once beside fewer of them than places, and beside more of them after one bound."""
+    seen = HostPort("192.0.2.1", 1)
+    for silent, seconds in ((PROVING_MAX - 1, 0.0), (2 * PROVING_MAX - 1, PROVE_SECONDS)):
+        host = SilentPorts(honest=("honest",))
+        back = DialBack(host, may_ask=lambda peer: True, clock=trio.current_time)
+        async with trio.open_nursery() as nursery:
+            for n in range(silent):
+                for _ in range(REQUESTS_PER_MINUTE):
+                    nursery.start_soon(back._answer, f"silent-{n}", seen, DialBackRequest(ports=(1, 2, 3, 4)))
+            await trio.testing.wait_all_tasks_blocked()
+            begun = trio.current_time()
+            reply = await back._answer("honest", seen, DialBackRequest(ports=(5,)))
+            assert (reply.ports, trio.current_time() - begun) == ((5,), pytest.approx(seconds, abs=0.01))
+            assert host.most_of_one == 1
+            nursery.cancel_scope.cancel()
+        assert back._turns == {}
 
 
 async def test_news_of_a_peer_is_told_once_and_a_coordinator_that_forgot_is_asked_again():
