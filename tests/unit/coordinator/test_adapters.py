@@ -2,6 +2,8 @@
 
 import pytest
 
+from unit.coordinator.conftest import WALL
+
 from echo2.p2p.chunks import hash_bytes
 from echo2.p2p.errors import Refused
 from echo2.p2p.identity import payload_hash
@@ -18,7 +20,7 @@ async def publish(learner, version, base, told=None):
         version=version,
         domain="f32",
         previous_hash=None,
-        created_seconds=0.0,
+        created_seconds=WALL,
         base_hash=base,
     )
     signed = learner.identity.sign("manifest", manifest)

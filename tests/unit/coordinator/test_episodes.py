@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 
 import pytest
 import trio
@@ -25,6 +26,7 @@ TOKENS_MAX, TURN_TOKENS_MAX = 40, 5
 def game(autojump_clock, world):
     """A run of the race to a number, in symbols."""
     world.task = Race(heldout_size=2)
+    world.rng = random.Random(4)
     world.text = simulated_text()
     world.run_settings = {"tokens_max": TOKENS_MAX, "turn_tokens_max": TURN_TOKENS_MAX}
     return world
