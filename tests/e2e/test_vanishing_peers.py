@@ -51,8 +51,8 @@ MAY_GROW_BY = {
     "items in echo2.p2p.libp2p_yamux.Yamux._parting": ASKED_MAX,
     "items in every dict": ASKED_MAX,
 }
-"""The totals of the last seconds, from which the two rates shown are computed: of the process, not of its peers. And the
-streams that the honest peer's own connection ended, which it remembers (the latest 1,024): one for each time it asks.
+"""The totals of the last seconds, from which the two rates shown are computed: of the process, not of its peers. And
+the streams that the honest peer's own connection ended, which it remembers (the latest 1,024): one for each time it asks.
 """
 
 

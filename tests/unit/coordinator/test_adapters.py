@@ -1,7 +1,6 @@
 """The coordinator in a run that publishes adapters: it knows their base, and serves plans for it."""
 
 import pytest
-
 from unit.coordinator.conftest import WALL
 
 from echo2.p2p.chunks import hash_bytes
