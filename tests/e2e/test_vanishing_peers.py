@@ -52,7 +52,7 @@ MAY_GROW_BY = {
     "items in every dict": ASKED_MAX,
 }
 """The totals of the last seconds, from which the two rates shown are computed: of the process, not of its peers. And
-the streams that the honest peer's own connection ended, which it remembers (the latest 1,024): one for each time it asks.
+the streams that the honest peer's own connection ended, which it remembers (1,024 of them): one for each time it asks.
 """
 
 
