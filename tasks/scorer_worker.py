@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgpack
@@ -213,11 +214,22 @@ def _raised(error: BaseException) -> str:
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Move stdin and stdout to descriptors of our own, so that a scorer's print() cannot reach the protocol."""
     source, sink = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
+    null = _open_null()
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.close(null)
     return os.fdopen(source, "rb"), cast("BinaryIO", os.fdopen(sink, "wb", buffering=0))
+
+
+def _open_null() -> int:
+    """Where prints go. A linker run as root with `-o /dev/null` leaves a plain file, which we may not write to."""
+    for path in (os.devnull, "/dev/zero"):
+        with contextlib.suppress(OSError):
+            null = os.open(path, os.O_RDWR)
+            if stat.S_ISCHR(os.fstat(null).st_mode):
+                return null
+            os.close(null)
+    return os.open(os.devnull, os.O_RDWR)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent
 GOLDEN = FOLDER / "golden"
 MALFORMED = FOLDER / "malformed"
 
-BY_NAME = {kind.__name__: kind for kind in messages.Message.__subclasses__()}
+BY_NAME = {kind.__name__: kind for kind in messages.Message.__subclasses__() if kind.__module__.startswith("echo2.")}
 """Every message type of the wire."""
 
 
