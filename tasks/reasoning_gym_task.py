@@ -97,9 +97,16 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _OURS = frozenset({"seed", "size"})
 
+SHOTS_MAX = 16
+
+PREFILL_CHARACTERS_MAX = 256
+
 
 class ReasoningGymTask:
     """One data set: entries 0 ... train_size - 1 are for training, the heldout_size after them are held out.
+
+    A small model answers in sentences where the library's scorers want the bare answer. `shots` entries beyond those
+    are shown before each question with their answers, and `prefill` is how every answer begins (`Prompt.prefill`).
 
     All entries of a data set follow from (options, seed, index), and two indices never draw the same random numbers.
     A small puzzle may still come up twice: `materialised` leaves such held-out prompts out.
@@ -114,6 +121,8 @@ class ReasoningGymTask:
         seed: int = 0,
         train_size: int = 2000,
         heldout_size: int = 100,
+        shots: int = 0,
+        prefill: str = "",
     ) -> None:
         self.dataset = options.text("dataset", dataset, characters_max=64)
         self._options = options.table("dataset_options", dict(dataset_options or {}))
@@ -122,6 +131,9 @@ class ReasoningGymTask:
         self._seed = options.whole_number("seed", seed, low=0, high=SEED_MAX)
         self.train_size = options.whole_number("train_size", train_size, low=1, high=SIZE_MAX)
         self.heldout_size = options.whole_number("heldout_size", heldout_size, low=1, high=SIZE_MAX)
+        self._shots = options.whole_number("shots", shots, low=0, high=SHOTS_MAX)
+        self._prefill = options.text("prefill", prefill, characters_max=PREFILL_CHARACTERS_MAX) if prefill else ""
+        self._shown = ""
         self._entries: Any = None
         self._score_answer: Any = None
         self._entry = lru_cache(maxsize=ENTRIES_CACHED)(self._make_entry)
@@ -148,7 +160,7 @@ class ReasoningGymTask:
             )
         try:
             self._entries = reasoning_gym.create_dataset(
-                self.dataset, seed=self._seed, size=self.train_size + self.heldout_size, **self._options
+                self.dataset, seed=self._seed, size=self.train_size + self.heldout_size + self._shots, **self._options
             )
         except (AssertionError, TypeError, ValueError) as error:  # how the library's configurations complain
             raise ValueError(f"the data set {self.dataset!r} refuses its options: {error}") from error
@@ -159,11 +171,14 @@ class ReasoningGymTask:
             vars(sys.modules[type(self._entries).__module__])["eval"] = ast.literal_eval
         import_what_sympy_imports_late()
         if self.dataset in _READS_FILES:
-            self._entries = [self._entries[index] for index in range(self.train_size + self.heldout_size)]
+            size = self.train_size + self.heldout_size + self._shots
+            self._entries = [self._entries[index] for index in range(size)]
+        self._shown = "".join(map(self._shot, range(self._shots)))
 
     def prompt(self, split: Split, index: int) -> Prompt:
         """The entry's question. Raises IndexError outside the split."""
-        return Prompt(split, index, str(self._entry(split, index)["question"]))
+        question = str(self._entry(split, index)["question"])
+        return Prompt(split, index, self._shown + question, self._prefill)
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """The data set's own score, from 0 to 1, of the response without the blanks around it."""
@@ -184,7 +199,18 @@ class ReasoningGymTask:
             raise IndexError(f"no prompt {index}")
         if self._entries is None:
             raise RuntimeError("a data set of reasoning_gym is set up in the scorer's process only")
-        place = index + (self.train_size if split == "heldout" else 0)
+        return self._at(index + (self.train_size if split == "heldout" else 0))
+
+    def _shot(self, number: int) -> str:
+        """A worked example. Raises ValueError for a data set whose entries have no answer to show."""
+        entry = self._at(self.train_size + self.heldout_size + number)
+        answer = entry.get("answer")
+        if not isinstance(answer, str) or not answer:
+            raise ValueError(f"the entries of {self.dataset!r} have no answer that could be shown: leave shots out")
+        begun = f"{self._prefill} " if self._prefill else ""
+        return f"{entry['question']}\n{begun}{answer}\n\n"
+
+    def _at(self, place: int) -> dict[str, Any]:
         # list_functions draws from the interpreter's own generator: unseeded, a restarted worker would score responses
         # to one puzzle as answers to another.
         random.seed(f"{self._seed}/{place}")

@@ -121,6 +121,50 @@ def test_a_wrong_name_or_option_is_named(dataset, options, message):
         ReasoningGymTask(dataset, options).prepare()
 
 
+def test_shots_are_further_entries_with_their_answers_and_every_answer_begins_alike():
+    """Neither trained on nor held out; the response still is the bare answer."""
+    pytest.importorskip("reasoning_gym")
+    plain, shown = (
+        ReasoningGymTask("chain_sum", {"max_terms": 2}, train_size=3, heldout_size=2, **more)
+        for more in ({}, {"shots": 2, "prefill": "Answer:"})
+    )
+    for task in (plain, shown):
+        task.prepare()
+    for split, index in (("train", 0), ("train", 2), ("heldout", 1)):
+        bare, prompt = plain.prompt(split, index), shown.prompt(split, index)
+        examples = [shown._at(5), shown._at(6)]
+        before = "".join(f"{entry['question']}\nAnswer: {entry['answer']}\n\n" for entry in examples)
+        assert (bare.prefill, prompt.prefill, prompt.text) == ("", "Answer:", before + bare.text)
+        [(answer, _)] = shown.samples(prompt)
+        assert [(answer, 1.0)] == plain.samples(bare)
+        assert shown.score(prompt, f" {answer}").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shots": 17}, "shots = 17 must be a whole number from 0 to 16"),
+        ({"shots": True}, "shots = True must be"),
+        ({"prefill": "x" * 257}, "prefill = .* must be a text of 1 to 256"),
+        ({"prefill": 3}, "prefill = '3' must be a text"),
+    ],
+)
+def test_wrong_shots_and_prefills_are_refused(options, message):
+    """Before anything is loaded."""
+    with pytest.raises(ValueError, match=message):
+        ReasoningGymTask("chain_sum", **options)
+
+
+def test_a_data_set_without_answers_has_nothing_to_show():
+    """It says which option to leave out."""
+    pytest.importorskip("reasoning_gym")
+    task = ReasoningGymTask("countdown", shots=1)
+    task.prepare()
+    task._entries = [{"question": "?", "answer": None}] * 3000
+    with pytest.raises(ValueError, match="leave shots out"):
+        task._shot(0)
+
+
 def test_nothing_is_made_before_the_library_is_there():
     """The coordinator cannot make or score a puzzle by mistake."""
     task = ReasoningGymTask("chain_sum")
