@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from .errors import FrameTooLarge, MalformedFrame, OwnFrameTooLarge, SchemaViolation, UnexpectedMessage
 from .messages import CHUNK_BYTES_MAX, Chunk, Message, Record, Refusal
+from .unpack import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,8 +42,8 @@ _INTEGER_BYTES = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
 CHUNK_HEAD_BYTES_MAX = len(_CHUNK_START) + 9 + len(_CHUNK_DATA) + 5
 """A chunk's frame up to its data, at the most."""
 
-CONTAINER_ITEMS_MAX = 1 << 20
-"""Upper bound msgpack puts on any array or map, far above the largest legal one (chunk hashes are raw bytes)."""
+ERRORS_TOLD_MAX = 16
+"""Of a record with more errors the first is not picked out: pydantic writes all of them up to tell it."""
 
 
 def encode_record(record: Record) -> bytes:
@@ -55,7 +56,7 @@ def decode_record(data: bytes, kind: type[R]) -> R:
 
     Raises MalformedFrame or SchemaViolation.
     """
-    return _validate(_unpack(data), kind)
+    return _validate(_unpack(data, kind), kind)
 
 
 def encode_frame(message: Message) -> bytes:
@@ -119,7 +120,7 @@ def decode_frame(body: bytes, *expected: type[M]) -> M | Refusal:
 
     Raises MalformedFrame, UnexpectedMessage, FrameTooLarge (above its own type's bound) or SchemaViolation.
     """
-    frame = _unpack(body)
+    frame = _unpack(body, Refusal, *expected)
     if set(frame) != {"type", "body"} or not isinstance(frame["body"], dict):
         raise SchemaViolation("a frame is a map of `type` and `body`")
     kinds: dict[str, type[Any]] = {Refusal.TYPE: Refusal} | {kind.TYPE: kind for kind in expected}
@@ -133,16 +134,9 @@ def decode_frame(body: bytes, *expected: type[M]) -> M | Refusal:
     return message
 
 
-def _unpack(data: bytes) -> dict[str, Any]:
+def _unpack(data: bytes, *expected: type[Record]) -> dict[str, Any]:
     try:
-        value = msgpack.unpackb(
-            data,
-            raw=False,
-            use_list=False,
-            strict_map_key=True,
-            max_array_len=CONTAINER_ITEMS_MAX,
-            max_map_len=CONTAINER_ITEMS_MAX,
-        )
+        value = unpack(data, *expected)
     # msgpack raises ValueError and its subclasses (UnicodeDecodeError too); deep nesting is its StackError, and an
     # array used as a map key is a TypeError.
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
@@ -156,6 +150,8 @@ def _validate(value: dict[str, Any], kind: type[R]) -> R:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
+        if error.error_count() > ERRORS_TOLD_MAX:
+            raise SchemaViolation(f"{kind.__name__}: {error.error_count()} errors") from None
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part)[:32] for part in first["loc"][:6])
         raise SchemaViolation(f"{kind.__name__}.{where}: {first['msg']}"[:300]) from error

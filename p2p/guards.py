@@ -263,7 +263,12 @@ class Bans:
         self._offences: OrderedDict[str, list[float]] = OrderedDict()
 
     def offence(self, peer: str, reason: str, now: float) -> Ban | None:
-        """`peer` broke the protocol once more; the ban, when that was once too often."""
+        """`peer` broke the protocol once more; the ban, when that was once too often.
+
+        Nothing while it is banned: what it sent before that, all at once, is one misdeed.
+        """
+        if self.find(peer, now):
+            return None
         recent = [at for at in self._offences.pop(peer, []) if 0 <= now - at < OFFENCE_SECONDS]
         recent = [*recent[-self._offences_max :], now]
         if len(recent) >= self._offences_max:

@@ -275,7 +275,7 @@ class Libp2pTransport:
     def _banned(self, ban: Ban) -> None:
         log.warning("%s is refused: %s", ban.peer, ban.reason)
         for connection in list(self._connections.get(ban.peer, ())):
-            connection.kill(f"it is banned: {ban.reason}")
+            connection.kill(f"it is banned: {ban.reason}", drop=True)
 
     # Going out.
 

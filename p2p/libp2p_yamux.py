@@ -266,9 +266,9 @@ class Yamux:
             with trio.move_on_after(CLOSE_SECONDS):
                 await self._ended.wait()
 
-    def kill(self, reason: str) -> None:
-        """End at once, without good-bye."""
-        self._end(reason)
+    def kill(self, reason: str, *, drop: bool = False) -> None:
+        """End at once, without good-bye. With `drop`, what has come and was not read yet is never read."""
+        self._end(reason, drop=drop)
         self._scope.cancel()
 
     # Called by the streams.
@@ -307,7 +307,7 @@ class Yamux:
         """`count` bytes came for a stream and wait to be read. Whoever holds too much of our memory by that, ends."""
         heavy = self._buffers.take(self, count)
         if isinstance(heavy, Yamux):
-            heavy.kill(f"{self._buffers.held(heavy)} bytes sent to us wait to be read")
+            heavy.kill(f"{self._buffers.held(heavy)} bytes sent to us wait to be read", drop=True)
 
     def unbuffered(self, count: int) -> None:
         """They were read or dropped."""
@@ -564,12 +564,12 @@ class Yamux:
                 if stream.fin_sent and now - stream.touched_at > LINGER_SECONDS:
                     await stream.reset()
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, drop: bool = False) -> None:
         if self.closed is not None:
             return
         self.closed = reason
         for stream in list(self._streams.values()):
-            stream.die(reason, drop=False)
+            stream.die(reason, drop=drop)
         self._streams.clear()
         self._control.clear()
         self._waiting.clear()

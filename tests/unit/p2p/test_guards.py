@@ -163,6 +163,15 @@ def test_offences_far_apart_make_none():
     assert not any(bans.offence("p", "x", NOW + n * OFFENCE_SECONDS) for n in range(50))
 
 
+def test_offences_while_banned_are_not_counted():
+    """What a peer sent before its ban is read after it: one burst must not cost the longest ban there is."""
+    bans = Bans()
+    for n in range(10 * OFFENCES_MAX):
+        bans.offence("p", "x", NOW + n / 100)
+    assert bans.find("p", NOW + 1).times == 1
+    assert bans.find("p", NOW + BAN_SECONDS + 1) is None
+
+
 def test_each_ban_is_longer_up_to_a_day():
     """A peer that comes back as it was is refused for twice as long; never for more than the bound."""
     bans, now, lengths = Bans(), NOW, []

@@ -312,6 +312,21 @@ async def test_peer_that_makes_us_answer_and_does_not_read_is_cut_off(autojump_c
     assert "does not read" in bench.yamux.closed
 
 
+@pytest.mark.parametrize("drop", [False, True])
+async def test_what_a_banned_peer_sent_is_not_read_any_more(autojump_clock, bench, drop):
+    """Of any other connection that ends, what came before is read to the end."""
+    bench.peer.send(WINDOW_UPDATE, SYN, 1)
+    bench.peer.send(DATA, 0, 1, payload=b"already here")
+    await trio.testing.wait_all_tasks_blocked()
+    [stream] = bench.accepted
+    bench.yamux.kill("it is banned", drop=drop)
+    if drop:
+        with pytest.raises(Unreachable, match="it is banned"):
+            await stream.receive_some(100)
+    else:
+        assert await stream.receive_some(100) == b"already here"
+
+
 async def test_dead_link_is_noticed(autojump_clock, bench):
     """A peer that says nothing at all is given up within the bound, and whoever waits is told."""
     stream = bench.yamux.open_stream()
