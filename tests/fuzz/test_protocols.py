@@ -85,8 +85,8 @@ async def test_a_node_serves_what_is_fuzzed(tmp_path, monkeypatch):
 async def test_the_learner_serves_what_is_fuzzed(tmp_path, monkeypatch):
     """Neither more nor less."""
     coordinator = f"/ip4/127.0.0.1/tcp/1/p2p/{ELSEWHERE.peer_id}"
-    values = {"home": "home", "coordinator": coordinator, "run": "r", "model_dir": "m"}
-    values["listen"] = "/ip4/127.0.0.1/tcp/0"
+    listen = ["/ip4/127.0.0.1/tcp/0"]
+    values = {"home": "home", "coordinator": coordinator, "run": "r", "model_dir": "m", "listen": listen}
     config = make_settings(values, LearnerConfig, source="l.toml", folder=tmp_path)
     trainer = FakeTrainer(disk=FakeDisk(), write=lambda name, data: tmp_path / name, train_seconds=1.0)
     trainer.card = None
