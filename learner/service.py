@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from echo2.p2p.errors import ConfigurationError
-from echo2.p2p.messages import Ack, AdmittedReply, AdmittedRequest, LearnerReport
+from echo2.p2p.messages import COUNT_MAX, Ack, AdmittedReply, AdmittedRequest, LearnerReport
 
 from .batch import fault
 from .buffer import Buffer
@@ -262,6 +262,11 @@ class LearnerService:
         if standing is not None and standing.epoch is not None:
             epochs.append(standing.epoch)
         self._epoch = max(epochs) + 1 if epochs else 0
+        if self._epoch > COUNT_MAX:
+            raise ConfigurationError(
+                f"epoch {max(epochs)} is in use, and there is none above it: the coordinator's ledger or this home "
+                f"folder is damaged; put a backup back"
+            )
         progress = progress or Progress(run=self._run, epoch=self._epoch, version=0)
         self._version = progress.version
         self._begin_metrics()

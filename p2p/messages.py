@@ -72,7 +72,8 @@ PeerId = Annotated[str, Field(min_length=40, max_length=64, pattern=r"^[1-9A-HJ-
 Address = Annotated[str, Field(min_length=1, max_length=256)]
 Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 LeaseId = Annotated[bytes, Field(min_length=16, max_length=16)]
-Count = Annotated[int, Field(ge=0, le=2**53)]
+COUNT_MAX = 2**53
+Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 TokenBytes = Annotated[bytes, Field(max_length=4 * TOKENS_MAX)]
 Spans = Annotated[tuple[Annotated[int, Field(ge=0, le=TOKENS_MAX)], ...], Field(max_length=2 * TURNS_MAX - 1)]

@@ -39,6 +39,23 @@ class Ledger:
         coordinator.states = {key: state for key, state in coordinator.states.items() if key not in keys}
 
 
+async def test_a_learner_for_which_no_epoch_is_left_says_so(autojump_clock):
+    """The highest number there is stands in the ledger: it is named, and nothing is reported under a number beyond."""
+    world = World(group_seconds=0.5)
+    ledger = Ledger(world)
+
+    async def answer(peer, message):
+        welcome = await Ledger.answer(ledger, peer, message)
+        return welcome.model_copy(update={"standing": welcome.standing.model_copy(update={"epoch": 2**53})})
+
+    world.coordinator.hello = answer
+    with pytest.raises(ExceptionGroup) as caught:
+        async with world.pool(), world.learner():
+            await trio.sleep(60)
+    assert caught.group_contains(ConfigurationError, match="there is none above it")
+    assert not world.coordinator.reports
+
+
 async def test_a_restored_home_takes_an_epoch_above_all_that_the_coordinator_has_seen(autojump_clock):
     """Put back to the checkpoint of version 2 while version 4 is published: it says so first, and publishes 2 anew."""
     world = World(group_seconds=0.5)
