@@ -113,6 +113,7 @@ class Stage:
         with trio.move_on_after(2 * RETRY_SECONDS_MAX):
             while not coordinator.ends_with(NODE.peer_id):  # noqa: ASYNC110 - streams ring no bell
                 await trio.sleep(0.1)
+                WATCH.begin(None)  # half an hour of heartbeats four times a second, as a welcome may order, is no hang
         await coordinator.disconnect(NODE.peer_id)
         self.version += 1
         manifest_hash = await pool.publish(self.version, data=self.version.to_bytes(4, "big") * 25_000)
