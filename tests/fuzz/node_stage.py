@@ -111,7 +111,7 @@ class Stage:
         pool = self.pool
         coordinator = pool.network.find(COORDINATOR.peer_id)
         with trio.move_on_after(2 * RETRY_SECONDS_MAX):
-            while not coordinator.ends_with(NODE.peer_id):  # noqa: ASYNC110 - streams ring no bell
+            while not coordinator.ends_with(NODE.peer_id):
                 await trio.sleep(0.1)
                 WATCH.begin(None)  # half an hour of heartbeats four times a second, as a welcome may order, is no hang
         await coordinator.disconnect(NODE.peer_id)
