@@ -29,7 +29,7 @@ from echo2.p2p.messages import StepMetrics
 from echo2.tasks.scorer import PlayItem, ScorerUnavailable, TaskUnusable, open_scorer
 
 from . import schema
-from .ledger import open_ledger_to_read
+from .ledger import SECRET_BYTES, open_ledger_to_read
 from .loading import TERMS
 from .prompts import FolderText, PromptBook
 from .records import details_in
@@ -117,7 +117,9 @@ def _check(connection: sa.Connection, run: RunConfig) -> bytes:
                 f"{getattr(run, name)}: the prompts would be others"
             )
     secret = connection.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == "secret"))
-    return bytes(secret or b"")
+    if not isinstance(secret, bytes) or len(secret) != SECRET_BYTES:
+        raise ConfigurationError("the ledger is damaged: the secret that every seed is made of is missing or torn")
+    return secret
 
 
 class _Rollouts:

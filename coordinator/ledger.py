@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 from sqlalchemy.pool import NullPool, StaticPool
 
 from echo2.p2p.daemon import keep_private
-from echo2.p2p.errors import ConfigurationError, Refused
+from echo2.p2p.errors import ConfigurationError, ProtocolError, Refused
 
 from . import schema
 
@@ -51,7 +51,13 @@ PROBE_KEY = "probe"
 DAMAGED = (
     "stop the coordinator, then restore a backup of it, or move it away to begin a new ledger (all records are lost)"
 )
-"""What a person can do about a ledger whose pages are damaged."""
+"""What a person can do about a ledger whose pages or cells are not as they were written."""
+
+DAMAGE_CHARS_MAX = 160
+"""Of what was found wrong: it may quote what it found."""
+
+_NOT_AS_WRITTEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What code raises that meets a value it never wrote."""
 
 
 class LedgerUnavailable(Refused):
@@ -86,7 +92,7 @@ class Ledger:
                 yield connection
         except (IntegrityError, ProgrammingError):
             raise  # a defect of ours, not of the disk
-        except DBAPIError as error:
+        except (DBAPIError, UnicodeDecodeError) as error:
             if not _is_busy(error):
                 self._refused_bytes = max(self._refused_bytes, self._bytes)
             raise self._unavailable(error) from error
@@ -100,11 +106,26 @@ class Ledger:
         try:
             with self._engine.connect() as connection:
                 yield connection
-        except DBAPIError as error:
+        except (DBAPIError, UnicodeDecodeError) as error:
             raise self._unavailable(error) from error
 
-    def _unavailable(self, error: DBAPIError) -> LedgerUnavailable:
-        trouble = str(error.orig)
+    @contextmanager
+    def loading(self, table: sa.Table) -> Iterator[None]:
+        """Around taking rows of a table into memory. Raises ConfigurationError if they are not as they were written."""
+        try:
+            yield
+        except (ProtocolError, *_NOT_AS_WRITTEN) as error:
+            raise self._damaged(table, str(error) or type(error).__name__) from error
+
+    def _damaged(self, table: sa.Table, what: str) -> ConfigurationError:
+        what = " ".join(what.split())[:DAMAGE_CHARS_MAX]
+        return ConfigurationError(
+            f"the ledger {self._name or 'in use'} is damaged: its table {table.name} holds what was "
+            f"never written there ({what}); {DAMAGED}"
+        )
+
+    def _unavailable(self, error: DBAPIError | UnicodeDecodeError) -> LedgerUnavailable:
+        trouble = _said(error)
         if _is_damaged(error):
             trouble = f"{self._name or 'the file'} is damaged ({trouble}); {DAMAGED}"
         if trouble != self.trouble:  # `probe` fails twice a second: said once
@@ -124,10 +145,14 @@ class Ledger:
 
     def secret(self, fresh: bytes) -> bytes:
         """The key of all seeds of this coordinator: the recorded one, or `fresh`, recorded now."""
-        with self.transaction() as connection:
+        with self.transaction() as connection, self.loading(schema.meta):
             found = connection.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == "secret"))
             if found is not None:
+                if len(found) != SECRET_BYTES:
+                    raise self._damaged(schema.meta, f"the secret has {len(found)} bytes, not {SECRET_BYTES}")
                 return bytes(found)
+            if connection.scalar(sa.select(schema.leases.c.id).limit(1)) is not None:
+                raise self._damaged(schema.meta, "the secret is gone, of which the seeds of all leases were made")
             assert len(fresh) == SECRET_BYTES, "a secret of this length"
             connection.execute(sa.insert(schema.meta).values(key="secret", value=fresh))
         return fresh
@@ -155,13 +180,13 @@ def open_ledger(url: str, *, busy_seconds: float = BUSY_SECONDS) -> Ledger:
     """Open or create the ledger at a database URL. Raises ConfigurationError when it cannot be used."""
     try:
         engine = _engine(url, busy_seconds)
-        with engine.begin() as connection:
+        with engine.begin() as connection, _not_as_written(_shown(url)):
             _adopt(connection, url)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ConfigurationError(f"{url!r} is not a database URL that works here: {error}") from error
-    except DBAPIError as error:
+    except (DBAPIError, UnicodeDecodeError) as error:
         hint = f"; {DAMAGED}" if _is_damaged(error) else ""
-        raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {error.orig}{hint}") from error
+        raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {_said(error)}{hint}") from error
     except OSError as error:
         raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {error.strerror}") from error
     return Ledger(engine, _shown(url))
@@ -180,10 +205,11 @@ def open_ledger_to_read(path: Path) -> Ledger:
 
     engine = sa.create_engine("sqlite://", creator=connect, poolclass=NullPool)
     try:
-        with engine.connect() as connection:
+        with engine.connect() as connection, _not_as_written(str(path)):
             _check_version(connection, str(path))
-    except DBAPIError as error:
-        raise ConfigurationError(f"the ledger {path} cannot be read: {error.orig}") from error
+    except (DBAPIError, UnicodeDecodeError) as error:
+        hint = f"; {DAMAGED}" if _is_damaged(error) else ""
+        raise ConfigurationError(f"the ledger {path} cannot be read: {_said(error)}{hint}") from error
     return Ledger(engine)
 
 
@@ -233,16 +259,33 @@ def _check_version(connection: sa.Connection, url: str) -> bytes:
     return bytes(found)
 
 
-def _is_damaged(error: DBAPIError) -> bool:
+@contextmanager
+def _not_as_written(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"the ledger {name} is damaged ({_said(error)}); {DAMAGED}") from error
+
+
+def _said(error: Exception) -> str:
+    """What the database said. SQLite quotes what it found in a damaged schema, and Python takes that for UTF-8."""
+    if isinstance(error, UnicodeDecodeError):
+        return error.object.decode(errors="replace")
+    return str(error.orig if isinstance(error, DBAPIError) else error)
+
+
+def _is_damaged(error: DBAPIError | UnicodeDecodeError) -> bool:
+    if isinstance(error, UnicodeDecodeError) or "decode to UTF-8" in _said(error):
+        return True
     return _sqlite_name(error).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
 
 
-def _is_busy(error: DBAPIError) -> bool:
+def _is_busy(error: DBAPIError | UnicodeDecodeError) -> bool:
     return _sqlite_name(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
-def _sqlite_name(error: DBAPIError) -> str:
-    return str(getattr(error.orig, "sqlite_errorname", ""))
+def _sqlite_name(error: DBAPIError | UnicodeDecodeError) -> str:
+    return str(getattr(getattr(error, "orig", None), "sqlite_errorname", ""))
 
 
 def _shown(url: str) -> str:

@@ -17,6 +17,7 @@ from echo2.p2p.identity import payload_hash
 from echo2.p2p.messages import Manifest
 
 from . import records, schema
+from .cells import check, check_cell, sound, texts
 from .leases import LeaseBook, LeaseEntry, LeaseRules
 from .pool import NodeEntry, Pool, Tally
 from .run_book import EvaluationProgress, Published, RunBook
@@ -33,21 +34,32 @@ TERMS = (
 )
 """What the rollouts and versions of a run already recorded depend on. The rest may change between two starts."""
 
+UNFINISHED_COLUMNS = tuple(
+    schema.rollouts.c[name]
+    for name in (
+        *("id", "lease_id", "sample", "peer", "kind", "ordinal", "version", "state", "reason", "finish"),
+        *("tokens", "logprobs", "claimed_reward", "reward"),
+    )
+)
+"""What `RolloutEntry` has as the ledger has it."""
+
 
 def load_pool(ledger: Ledger, config: CoordinatorConfig) -> Pool:
     """Every admitted node; none has been heard of yet."""
     pool = Pool(config.heartbeat_seconds)
     table, rollouts = schema.nodes, schema.rollouts
-    with ledger.reading() as connection:
+    with ledger.reading() as connection, ledger.loading(table):
         last = sa.select(rollouts.c.peer, sa.func.max(rollouts.c.receipt_sequence))
         found = connection.execute(last.where(rollouts.c.run == config.run.name).group_by(rollouts.c.peer))
         receipts = {peer: sequence for peer, sequence in found if sequence is not None}
-        for row in connection.execute(sa.select(table).where(table.c.role == "node")):
+        for sequence in receipts.values():
+            check_cell(rollouts.c.receipt_sequence, sequence)
+        for row in sound(connection.execute(sa.select(table).where(table.c.role != "learner")), table):
             pool.nodes[row.peer] = NodeEntry(
                 row.peer,
                 row.name,
                 row.software,
-                tuple(json.loads(row.addresses)),
+                texts(row.addresses),
                 state=row.state,
                 state_reason=row.reason,
                 receipt_sequence=receipts.get(row.peer, 0),
@@ -68,14 +80,22 @@ def load_run(
     )
     run = RunBook(config.run.name, LeaseBook(rules))
     with ledger.transaction() as connection:
-        _load_row(connection, run, _terms(config, prompts), wall)
-        _load_learner(connection, run, config.run.learner)
-        _load_published(connection, run)
-        run.steps = {metrics.step: metrics for metrics in records.load_steps(connection, run.name)}
-        _load_tally(connection, run, tally)
-        _load_evaluations(connection, run, config.run.eval_share)
-        _load_rollouts(connection, run, pool)
-        _load_leases(connection, run, now, config.run.lease_seconds)
+        with ledger.loading(schema.runs):
+            _load_row(connection, run, _terms(config, prompts), wall)
+        with ledger.loading(schema.nodes):
+            _load_learner(connection, run, config.run.learner)
+        with ledger.loading(schema.manifests):
+            _load_published(connection, run)
+        with ledger.loading(schema.steps):
+            run.steps = {metrics.step: metrics for metrics in records.load_steps(connection, run.name)}
+        with ledger.loading(schema.rollouts):
+            _load_tally(connection, run, tally)
+        with ledger.loading(schema.evaluations):
+            _load_evaluations(connection, run, config.run.eval_share)
+        with ledger.loading(schema.rollouts):
+            _load_rollouts(connection, run, pool)
+        with ledger.loading(schema.leases):
+            _load_leases(connection, run, now, config.run.lease_seconds)
     book = run.leases
     book.consumed = tally.train["consumed"]
     book.queued = tally.train["held"] + tally.train["admitted"]
@@ -111,6 +131,7 @@ def _load_row(connection: sa.Connection, run: RunBook, terms: dict[str, object],
             )
         )
         return
+    check(row, table.columns)
     recorded = json.loads(row.terms)
     for name, value in terms.items():
         if recorded.get(name) != value:
@@ -126,11 +147,12 @@ def _load_row(connection: sa.Connection, run: RunBook, terms: dict[str, object],
 def _load_learner(connection: sa.Connection, run: RunBook, learner: str) -> None:
     table = schema.nodes
     addresses = connection.scalar(sa.select(table.c.addresses).where(table.c.peer == learner))
-    run.learner_addresses = tuple(json.loads(addresses)) if addresses is not None else ()
+    run.learner_addresses = texts(addresses) if addresses is not None else ()
 
 
 def _load_published(connection: sa.Connection, run: RunBook) -> None:
     for signed, broadcast_seconds in records.load_manifests(connection, run.name):
+        check_cell(schema.manifests.c.broadcast_seconds, broadcast_seconds)
         manifest = decode_record(signed.payload, Manifest)  # its signature held when it was recorded
         published = Published(manifest, signed, payload_hash(signed), None, broadcast_seconds)
         run.manifests[published.manifest_hash] = published
@@ -150,13 +172,15 @@ def _load_tally(connection: sa.Connection, run: RunBook, tally: Tally) -> None:
         .group_by(table.c.peer, table.c.kind, table.c.state, sa.text("why"))
     )
     for row in connection.execute(query):
+        check(row, (table.c.peer, table.c.kind, table.c.state))
         tally.move(row.peer, row.kind, None, row.state, row.why, row.number)
 
 
 def _load_evaluations(connection: sa.Connection, run: RunBook, eval_share: float) -> None:
     table, rollouts, leases = schema.evaluations, schema.rollouts, schema.leases
     of_lost = sa.select(leases.c.lease_id).where(leases.c.run == run.name, leases.c.manifest_hash.in_(run.leases.lost))
-    for row in connection.execute(sa.select(table).where(table.c.run == run.name).order_by(table.c.version)):
+    found = connection.execute(sa.select(table).where(table.c.run == run.name).order_by(table.c.version))
+    for row in sound(found, table):
         counted = sa.and_(
             rollouts.c.run == run.name,
             rollouts.c.kind == "eval",
@@ -193,6 +217,7 @@ def _load_rollouts(connection: sa.Connection, run: RunBook, pool: Pool) -> None:
     run.delivered_sequence = highest_sequence or 0  # the learner may have seen any of them
     unfinished = records.load_unfinished(connection, run.name)
     for entry in unfinished:
+        check(entry, UNFINISHED_COLUMNS)
         run.unfinished[entry.lease_id, entry.sample] = entry
         if entry.state == "held":
             run.held.append(entry)
@@ -209,13 +234,14 @@ def _load_leases(connection: sa.Connection, run: RunBook, now: float, lease_seco
     is_closed = sa.select(closed.c.ordinal).where(closed.c.run == run.name)
 
     def wanted(table: sa.Table) -> sa.ColumnElement[bool]:
-        training = sa.and_(table.c.kind == "train", table.c.ordinal.not_in(is_closed))
+        training = sa.and_(table.c.kind != "eval", table.c.ordinal.not_in(is_closed))
         evaluating = sa.and_(table.c.kind == "eval", table.c.version.in_(open_versions))
         return sa.and_(table.c.run == run.name, sa.or_(training, evaluating))
 
     arrived: dict[bytes, dict[int, bool]] = {}
     columns = (rollouts.c.lease_id, rollouts.c.sample, rollouts.c.state)
     for row in connection.execute(sa.select(*columns).where(wanted(rollouts))):
+        check(row, columns)
         arrived.setdefault(row.lease_id, {})[row.sample] = row.state in {"held", "admitted", "evaluated"}
     entries = [
         LeaseEntry(
@@ -229,7 +255,7 @@ def _load_leases(connection: sa.Connection, run: RunBook, now: float, lease_seco
             granted_at=now,
             expires_at=now + lease_seconds,
         )
-        for row in connection.execute(sa.select(leases).where(wanted(leases)).order_by(leases.c.id))
+        for row in sound(connection.execute(sa.select(leases).where(wanted(leases)).order_by(leases.c.id)), leases)
         if row.kind == "train" or row.manifest_hash not in run.leases.lost
     ]
     run.leases.restore(
@@ -249,4 +275,8 @@ def _next_slot(connection: sa.Connection, run: str) -> tuple[int, int]:
         .limit(1)
     )
     row = connection.execute(end).first()
-    return (row[0], row[1]) if row is not None else (0, 0)
+    if row is None:
+        return (0, 0)
+    for value in row:
+        check_cell(table.c.ordinal, value)
+    return (row[0], row[1])

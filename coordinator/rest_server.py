@@ -1,31 +1,66 @@
-"""The HTTP server under the API: a socket of our own, served by hypercorn's trio worker."""
+"""The HTTP server under the API: sockets of our own with bounds in time, and hypercorn's HTTP/1.1 over each of them.
+
+hypercorn's own server is not used: it waits for ever for a client that does not read its answer, and for one that went
+away with requests still to be answered. Whoever does so here loses the connection, and its place goes to another.
+"""
 
 from __future__ import annotations
 
 import logging
 import socket
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+import h11
 import trio
 from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from hypercorn.utils import wrap_app
+from hypercorn.utils import parse_socket_addr, wrap_app
 
 from echo2.p2p import open_files
 from echo2.p2p.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from hypercorn.events import Event
+    from hypercorn.typing import AppWrapper
+
     from .api import App
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 128
 
 CONNECTIONS_MAX = 64
 """At a time: a browser opens 6, a monitor one; an operator's tools many times that. Less where files are few."""
 
-READ_SECONDS = 30
-"""For a client to send its request: one that never ends does not hold a connection for ever."""
+IDLE_SECONDS = 5.0
+"""For the head of the first or the next request. Those who ask again and again make a new connection where needed."""
+
+READ_SECONDS = 30.0
+"""From the head of a request until its answer begins: a body that never ends does not hold a connection for ever."""
+
+WRITE_SECONDS = 10.0
+"""A write that does not go on for so long ends the connection. A lost packet, or a laptop's short sleep, is borne."""
+
+ANSWER_SECONDS = 120.0
+"""For the whole of an answer: the largest, half a MiB, takes 35 kbit/s. Reading in sips holds no place longer."""
+
+CONNECTION_SECONDS = 600.0
+REQUESTS_MAX = 100
+"""Of one connection, then it is closed and its place is free for who waits. Clients connect anew by themselves."""
+
+LINGER_SECONDS = 1.0
+"""What a client still sends is read and dropped so long after the last answer: closed at once, the system would reset
+the connection, and the client might lose the answer with it."""
+
+READ_BYTES = 16 * 1024
+"""At a time. What was sent behind a request waits here and in the system until that one is answered."""
+
+SEND_BUFFER_BYTES = 128 * 1024
+"""In the system, for each connection: without a bound it takes megabytes of answers that nobody reads."""
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -37,6 +72,7 @@ def open_listener(host: str, port: int) -> socket.socket:
         raise ConfigurationError(f"rest.host = {host!r} is not an address of this machine: {error.strerror}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # what it accepts inherits it
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
@@ -61,7 +97,7 @@ async def serve_rest(app: App, listener: socket.socket, *, most: int = CONNECTIO
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")
     config.include_server_header = False
-    config.read_timeout = READ_SECONDS
+    config.keep_alive_max_requests = REQUESTS_MAX
     asgi: Any = app
     wrapped = wrap_app(asgi, config.wsgi_max_body_size, "asgi")
     context = WorkerContext(None)
@@ -71,12 +107,129 @@ async def serve_rest(app: App, listener: socket.socket, *, most: int = CONNECTIO
 
     async def serve_one(stream: trio.SocketStream) -> None:
         try:
-            await TCPServer(wrapped, config, context, ConnectionState({}), cast("Any", stream))
+            await Connection(wrapped, config, context, stream).serve()
+        except* Exception:
+            log.exception("a connection failed")  # a bug: it costs this client its answer, and not everybody theirs
         finally:
             capped.release()
 
     async with trio.open_nursery() as nursery:
         await trio.serve_listeners(serve_one, [capped], handler_nursery=nursery)
+
+
+class Connection:
+    """One client: its requests are answered one after the other, until one of the bounds above is passed."""
+
+    def __init__(self, app: AppWrapper, config: Config, context: WorkerContext, stream: trio.SocketStream) -> None:
+        self._app = app
+        self._config = config
+        self._context = context
+        self._stream = stream
+        self._ends_at = trio.current_time() + CONNECTION_SECONDS
+        self._scope = trio.CancelScope()
+        self._writing = trio.Lock()
+        self._answering = False
+        self._said_all = False
+        self._orderly = False
+
+    async def serve(self) -> None:
+        """Until either side ends it. Closes the stream."""
+        async with self._stream:
+            try:
+                await self._converse()
+                if self._orderly:
+                    await self._linger()
+            except (OSError, trio.BrokenResourceError):
+                pass  # the client is gone
+
+    async def _converse(self) -> None:
+        family = self._stream.socket.family
+        client = parse_socket_addr(family, self._stream.socket.getpeername())
+        server = parse_socket_addr(family, self._stream.socket.getsockname())
+        self._allow(IDLE_SECONDS)
+        with self._scope:
+            async with TaskGroup() as tasks:
+                state = ConnectionState({})
+                protocol = Http1(
+                    self._app, self._config, self._context, tasks, state, False, client, server, self._event
+                )
+                await self._read(protocol)
+
+    def _allow(self, seconds: float) -> None:
+        self._scope.deadline = min(self._ends_at, trio.current_time() + seconds)
+
+    async def _read(self, protocol: H11Protocol) -> None:
+        """Hand on what comes; `handle` returns when the protocol can take more."""
+        while True:
+            try:
+                data = await self._stream.receive_some(READ_BYTES)
+            except trio.BrokenResourceError:
+                self._scope.cancel()
+                return
+            if not data:
+                break
+            await protocol.handle(RawData(bytes(data)))
+        if protocol.connection.their_state not in {h11.DONE, h11.MUST_CLOSE}:
+            self._scope.cancel()  # in the middle of a request, or between two
+            return
+        self._said_all = True  # it asked and ended its side: it gets the answer that is under way
+
+    async def _event(self, event: Event) -> None:
+        """What the protocol wants done."""
+        if isinstance(event, RawData):
+            await self._write(event.data)
+        elif isinstance(event, Updated):
+            self._answering = False
+            self._allow(IDLE_SECONDS if event.idle else READ_SECONDS)
+            if event.idle and self._said_all:
+                self._end()
+        elif isinstance(event, Closed):
+            self._end()
+
+    def _end(self) -> None:
+        self._orderly = True
+        self._scope.cancel()
+
+    async def _write(self, data: bytes) -> None:
+        if not self._answering:
+            self._answering = True
+            self._allow(ANSWER_SECONDS)
+        async with self._writing:
+            rest = memoryview(data)
+            while rest:
+                sent = 0
+                with trio.move_on_after(WRITE_SECONDS):
+                    try:
+                        sent = await self._stream.socket.send(rest)
+                    except OSError as error:
+                        log.debug("a client went away: %s", error)
+                if not sent:
+                    self._scope.cancel()
+                    await trio.sleep_forever()  # until the cancellation just asked for: nothing more may be written
+                rest = rest[sent:]
+
+    async def _linger(self) -> None:
+        with trio.move_on_after(LINGER_SECONDS):
+            await self._stream.send_eof()
+            while await self._stream.receive_some(READ_BYTES):
+                pass
+
+
+class Http1(H11Protocol):
+    """No other protocol is offered: of what could be agreed on, HTTP/2 and websockets, nothing here has use."""
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Nothing is changed to."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        if request.http_version not in {b"1.0", b"1.1"}:
+            await self._send_error_response(505)
+            await self.send(Closed())
+            return
+        kept = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        await super()._create_stream(
+            h11.Request(method=request.method, target=request.target, headers=kept, http_version=request.http_version)
+        )
 
 
 class CappedListener(trio.abc.Listener[trio.SocketStream]):

@@ -193,17 +193,18 @@ class CoordinatorService:
         """The audit log, newest first. Raises Refused while the ledger cannot be read."""
         with self._office.ledger.reading() as connection:
             rows = list_events(connection, limit=min(limit, EVENTS_MAX), before=before)
-        return [
-            EventView(
-                id=row.id,
-                wall_seconds=row.wall,
-                actor=row.actor,
-                action=row.action,
-                subject=row.subject,
-                reason=row.reason,
-            )
-            for row in rows
-        ]
+        with self._office.ledger.loading(schema.events):
+            return [
+                EventView(
+                    id=row.id,
+                    wall_seconds=row.wall,
+                    actor=row.actor,
+                    action=row.action,
+                    subject=row.subject,
+                    reason=row.reason,
+                )
+                for row in rows
+            ]
 
     # changed by operators, each on record
 

@@ -89,10 +89,10 @@ class Spool:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
-            self._upgrade()
             with self._reading():
+                self._upgrade()
                 self._remember()
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             if _is_damage(error):
                 raise self._damaged(error) from error
             raise ConfigurationError(
@@ -272,6 +272,10 @@ class Spool:
         self._waiting: dict[str, int] = dict(
             self._db.execute("SELECT run, COUNT(*) FROM queue JOIN slice USING (lease_id) GROUP BY run")
         )
+        if not all(isinstance(value, int) for value in self._totals.values()):
+            raise ValueError("a sum in the table total is no number")
+        if not all(isinstance(run, str) for run in self._waiting):
+            raise ValueError("a run in the table slice has no name")
 
     def _prune(self) -> None:
         old = self._db.execute(
@@ -315,6 +319,9 @@ class Spool:
         except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
             self._rollback()
             raise  # a defect of ours, not of the disk
+        except UnicodeDecodeError as error:
+            self._rollback()
+            raise self._damaged(error) from error
         except sqlite3.DatabaseError as error:
             self._rollback()
             name = getattr(error, "sqlite_errorname", "")
@@ -322,7 +329,7 @@ class Spool:
                 raise SpoolFull(f"the disk takes no more ({error}); free some room and the node goes on") from error
             if _is_damage(error):
                 raise self._damaged(error) from error
-            raise
+            raise ConfigurationError(f"cannot use the spool {self._path}: {error}") from error
         except BaseException:
             self._rollback()
             raise
@@ -341,20 +348,26 @@ class Spool:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> ConfigurationError:
+        said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
         return ConfigurationError(
-            f"cannot use the spool {self._path}: it is damaged ({error}); put back a copy of it, or move it away, with "
+            f"cannot use the spool {self._path}: it is damaged ({said}); put back a copy of it, or move it away, with "
             "what is called -wal and -shm beside it, to start a new one: lost then are work that was not yet "
             "acknowledged, the receipts kept here and the counts shown here, but nothing that was acknowledged"
         )
 
     def _rollback(self) -> None:
         if self._db.in_transaction:
-            with contextlib.suppress(sqlite3.DatabaseError):  # what went wrong before says more
+            with contextlib.suppress(sqlite3.DatabaseError, UnicodeDecodeError):  # what went wrong before says more
                 self._db.execute("ROLLBACK")
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether pages are not what was written. Extended codes too, such as SQLITE_CORRUPT_INDEX; text that is none."""
+    """Whether pages are not what was written. Extended codes too, such as SQLITE_CORRUPT_INDEX; text that is none.
+
+    Also the text of SQLite's own errors: it quotes a damaged schema, and Python takes that for UTF-8.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return True
     name = getattr(error, "sqlite_errorname", "")
     return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "decode to UTF-8" in str(error)
 

@@ -55,6 +55,9 @@ LOCK_LOOK_SECONDS = 0.05
 
 log = logging.getLogger(__name__)
 
+_unwritten: dict[Path, str] = {}
+"""Status files that could not be written, and why: said once, not every second until the disk has room."""
+
 
 # one process per state folder
 
@@ -156,8 +159,8 @@ def _why(error: Exception) -> str:
 def write_status(path: Path, status: Mapping[str, Any] | BaseModel) -> None:
     """Replace `path` with `status` as JSON, atomically: a reader sees the old or the new one, never half.
 
-    Not synced to disk: after a power cut the status is made anew anyway. A full disk is logged, not raised: showing the
-    state must never stop the work.
+    Not synced to disk: after a power cut the status is made anew anyway. A full disk is logged, once until it is
+    written again or for another reason, and not raised: showing the state must never stop the work.
     """
     value = status.model_dump(mode="json") if isinstance(status, BaseModel) else dict(status)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -165,9 +168,15 @@ def write_status(path: Path, status: Mapping[str, Any] | BaseModel) -> None:
         temporary.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        log.warning("cannot write %s: %s", path, error.strerror)
+        why = _why(error)
+        if _unwritten.get(path) != why:
+            log.warning("cannot write %s: %s; nothing else stops, and it is said again when it works", path, why)
+        _unwritten[path] = why
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        return
+    if _unwritten.pop(path, None) is not None:
+        log.info("%s is written again", path)
 
 
 def read_status(path: Path) -> dict[str, Any] | None:

@@ -84,6 +84,18 @@ _HOME_NETWORKS = tuple(
 """Addresses that mean another machine in every home. Others that are not of the open internet no hint has us dial:
 loopback and link-local ones name this very machine and its wire, whoever says them."""
 
+_SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24"),
+            *("2620:4f:8000::/48", "3fff::/20"),
+        ),
+    )
+)
+"""Special-purpose networks (RFC 6890, 7535, 7450, 7526, 7534, 9637) that some Python versions call global, in part: the
+protocols' own, anycast ones that the nearest router may answer, and a documentation network. No peer is there."""
+
 _ISATAP = (0x00005EFE, 0x02005EFE)
 """Bits 64 to 95 of an IPv6 address whose last 32 are an IPv4 address that it is tunnelled to (RFC 5214).
 
@@ -307,16 +319,19 @@ def dialable(
 
     Numbers only: names are not looked up and relays not asked for a peer's hint. Addresses of home networks only for a
     `neighbour`, observed behind our own NAT: anyone else would have us knock at our neighbours' doors. Loopback,
-    link-local, multicast and reserved ones for nobody, in whatever IPv6 an IPv4 address is wrapped. `open_networks` are
-    let through unlooked at: see `HolePuncher`.
+    link-local, multicast and special-purpose ones for nobody, in whatever IPv6 an IPv4 address is wrapped, nor port 0.
+    `open_networks` are let through unlooked at: see `HolePuncher`.
     """
     opened = [ipaddress.ip_network(network) for network in open_networks]
     found: dict[str, None] = {}
     for raw in addresses:
         try:
             address = str(Multiaddr(raw))
-            host = ipaddress.ip_address(parse_address(address).host)
+            remote = parse_address(address)
+            host = ipaddress.ip_address(remote.host)
         except (MultiaddrError, ValueError, UnicodeError, KeyError, IndexError):
+            continue
+        if remote.port == 0:
             continue
         meant = _meant(host)
         near = neighbour and len(meant) == 1  # nobody tunnels to a home network
@@ -328,6 +343,8 @@ def dialable(
 def _may_be_dialled(address: IPAddress, *, neighbour: bool) -> bool:
     if _within(address, _HOME_NETWORKS):
         return neighbour
+    if _within(address, _SPECIAL):
+        return False
     never = address.is_multicast or address.is_reserved or address.is_loopback or address.is_link_local
     old_home = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
     return address.is_global and not (never or old_home or address.is_unspecified)

@@ -29,6 +29,7 @@ from .libp2p_tcp import HostPort, parse_address
 from .messages import KIB, Address, Message
 from .nat_view import ReachabilityView
 from .relay_client import is_relayed
+from .unread import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,6 +59,9 @@ REQUESTS_PER_MINUTE = 6
 
 CHECK_SECONDS = 900.0
 """Between checks: routers restart and forwardings lapse, but seldom."""
+
+STRANGERS_UNREAD_MAX = 64
+"""Requests, of 1 KiB at most, of peers that may not ask, read at a time: enough that each hears why it is refused."""
 
 REQUEST_SECONDS = 2 * PORTS_MAX * PROVE_SECONDS
 """Bound on an answer: the dials back one after the other, and as much again of waiting for a turn."""
@@ -111,6 +115,7 @@ class DialBack:
         self._found_news = found
         self._asked: dict[str, deque[float]] = {}
         self._proved: dict[str, tuple[float, tuple[str, ...]]] = {}
+        self._unread = Unread(STRANGERS_UNREAD_MAX)
         self._proving = trio.CapacityLimiter(PROVING_MAX)
         self._turns: dict[str, trio.Lock] = {}
 
@@ -124,7 +129,11 @@ class DialBack:
                 return await self._answer(peer, self._host.remote_of(link), request)
 
             waits = PORTS_MAX * PROVE_SECONDS
-            await answering(DialBackRequest, answer, complain, wait_seconds=waits)(stream)
+            handler = answering(
+                DialBackRequest, answer, complain,
+                wait_seconds=waits, allowed=self._refused, unread=self._unread,
+            )  # fmt: skip
+            await handler(stream)
 
         self._host.set_raw_handler(REACHABILITY_PROTOCOL, handle)
 
@@ -135,11 +144,17 @@ class DialBack:
             del self._proved[known]
         return self._proved.get(peer, (0.0, ()))[1]
 
+    def _refused(self, peer: str) -> Refused | None:
+        if self._may_ask(peer):
+            return None
+        return Refused("not_admitted", "only admitted peers are dialled back", RETRY_SECONDS)
+
     async def _answer(self, peer: str, seen: HostPort | None, request: DialBackRequest) -> DialBackReply:
         if seen is None:
             raise Refused("relayed", "you are connected through a relay: your own address is not seen", RETRY_SECONDS)
-        if not self._may_ask(peer):
-            raise Refused("not_admitted", "only admitted peers are dialled back", RETRY_SECONDS)
+        refused = self._refused(peer)
+        if refused is not None:
+            raise refused
         self._count(peer)
         found: list[int] = []
         for port in dict.fromkeys(request.ports):

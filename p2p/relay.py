@@ -38,6 +38,7 @@ from .relay_wire import (
     encode,
     read_message,
 )
+from .unread import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,9 @@ log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 10.0
 """Bound on a peer's next message: a few round trips, however far away it is."""
+
+UNREAD_MAX = 64
+"""Requests being read at once. They come in one round trip; who stays silent gives way to who speaks."""
 
 PIECE_BYTES = 64 * 1024
 """Carried at once, so held in memory per direction of a circuit: one yamux frame."""
@@ -199,6 +203,7 @@ class Relay:
         self._opened = 0
         self._carried_bytes = 0
         self._refused: Counter[str] = Counter()
+        self._unread = Unread(UNREAD_MAX)
 
     def serve(self) -> None:
         """Register with the host."""
@@ -212,8 +217,9 @@ class Relay:
         )
 
     async def _hop(self, stream: Stream) -> None:
+        message: HopMessage | None = None
         try:
-            with trio.fail_after(ANSWER_SECONDS):
+            with self._unread.place(stream.peer), trio.move_on_after(ANSWER_SECONDS):
                 message = await read_message(stream, HopMessage)
         except Truncated:
             return
@@ -221,10 +227,9 @@ class Relay:
             self._host.offence(stream.peer, f"hop request: {error}")
             await self._answer(stream, Status.MALFORMED_MESSAGE)
             return
-        except trio.TooSlowError:
+        if message is None:  # it did not come, or its place was needed
             await stream.reset()
-            return
-        if self._host.link_of(stream).via == "relay" or not self._may_use(stream.peer):
+        elif self._host.link_of(stream).via == "relay" or not self._may_use(stream.peer):
             # A relay of relays would hide who asks and multiply what is given away.
             await self._answer(stream, Status.PERMISSION_DENIED)
         elif message.type is HopType.RESERVE:

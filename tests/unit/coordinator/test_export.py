@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sqlite3
 
 import matplotlib.image
 import pytest
@@ -151,6 +152,11 @@ async def test_what_cannot_be_exported_is_said(autojump_clock, here, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot write to"):
         await export_run(run, here.path, tmp_path / "file" / "out", arrays=False)
+    with sqlite3.connect(here.path) as damaged:
+        damaged.execute("UPDATE meta SET value = x'00' WHERE key = 'secret'")
+    damaged.close()
+    with pytest.raises(ConfigurationError, match="the secret that every seed is made of is missing or torn"):
+        await export_run(run, here.path, tmp_path / "out", arrays=False)
     (tmp_path / "junk").write_bytes(b"not a database at all, but long enough to look like one" * 100)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         open_ledger_to_read(tmp_path / "junk")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import sqlite3
+from contextlib import closing
+
 import pytest
 import trio
 import trio.testing
 
-from echo2.coordinator.ledger import LedgerUnavailable
-from echo2.p2p.errors import Refused
+from echo2.coordinator.ledger import LedgerUnavailable, open_ledger, open_ledger_to_read, sqlite_url
+from echo2.p2p.errors import ConfigurationError, Refused
 from echo2.tasks.scorer import InlineScorer, ScorerUnavailable
 
 
@@ -194,3 +198,116 @@ async def test_a_scorer_that_is_gone_is_waited_for(autojump_clock, world):
         world.scorer.gone = False
         assert len((await learner.fetch(wait=20.0)).rollouts) == 2
         assert service.pool_view().trouble == ""
+
+
+ODD_CELLS = """\
+nodes SET addresses = '[bad'
+nodes SET addresses = '5'
+nodes SET addresses = x'ff'
+nodes SET addresses = '[5]'
+nodes SET addresses = CAST(x'ff5b' AS TEXT)
+nodes SET state = 'odd'
+nodes SET role = 'x'
+nodes SET name = x'00'
+runs SET terms = '[]'
+runs SET terms = '{'
+runs SET state = 'odd'
+runs SET learner_version = 'x'
+runs SET learner_epoch = -1
+manifests SET payload = x'00'
+manifests SET payload = 'text'
+manifests SET signature = x'00'
+manifests SET broadcast_seconds = 'soon'
+steps SET metrics = x'c1'
+steps SET metrics = 'text'
+rollouts SET state = 'odd'
+rollouts SET kind = 'odd'
+rollouts SET receipt_sequence = 'x' || receipt_sequence
+rollouts SET finish = 'odd' WHERE state = 'held'
+rollouts SET spans = x'00' WHERE state = 'held'
+rollouts SET details = '{' WHERE state = 'held'
+rollouts SET tokens = 'text' WHERE state = 'held'
+rollouts SET sample = 'x' || sample WHERE state = 'held'
+rollouts SET peer = 'nobody' WHERE state = 'admitted'
+leases SET sample_first = 'x'
+leases SET ordinal = 'x'
+leases SET lease_id = x'00' WHERE id = (SELECT max(id) FROM leases)
+leases SET kind = 'odd' WHERE kind = 'train'
+leases SET sample_count = 1000 WHERE kind = 'train'
+evaluations SET purpose = 'odd'
+evaluations SET samples = 0, finished = NULL
+evaluations SET count = 'x'
+meta SET value = x'00' WHERE key = 'secret'
+meta SET value = 'text' WHERE key = 'secret'
+meta SET key = 'gone' WHERE key = 'secret'
+""".splitlines()
+
+
+async def test_a_ledger_that_is_not_as_it_was_written_is_told_of(autojump_clock, world, tools):
+    """One error with what to do, whatever the cell, before anything is served; no seed is made anew."""
+
+    class Stuck:
+        confinement = ()
+
+        async def score(self, items):
+            await trio.sleep_forever()
+
+    async with world.learner() as learner, world.node(10) as node:
+        async with world.serving():
+            await begin(world, learner, node)
+            rollouts = []
+            while len(rollouts) < 12:
+                await node.work(samples=8, wait=1.0)
+                rollouts += (await learner.fetch(wait=1.0)).rollouts
+            await learner.train(rollouts[:8])
+        world.scorer = Stuck()
+        async with world.serving():
+            await node.join(hello=False)
+            await node.work(samples=2)
+            await node.lease(samples=2)
+            assert world.run.rollouts.held == 2
+            assert world.run.rollouts.admitted >= 4
+    whole = world.path.read_bytes()
+    untold = []
+    for cell in (None, *ODD_CELLS):
+        for file in world.path.parent.glob(f"{world.path.name}*"):
+            file.unlink()
+        world.path.write_bytes(whole)
+        with closing(sqlite3.connect(world.path)) as raw, raw:
+            assert cell is None or raw.execute(f"UPDATE {cell}").rowcount, cell
+        with closing(open_ledger(sqlite_url(world.path))) as ledger:
+            try:
+                assert world.make(ledger, None).runs_view()
+            except (ConfigurationError, LedgerUnavailable) as error:
+                if not re.search(r"is damaged.* restore a backup of it, or move it away", str(error)):
+                    raise
+            else:
+                untold.append(cell)
+    assert untold == [None]
+
+
+@pytest.mark.parametrize("value", ["x'00'", "'text'", "CAST(x'ff' AS TEXT)", "5"])
+def test_a_damaged_version_is_told_of(tmp_path, value):
+    """By whoever opens the ledger, to write or to read."""
+    path = tmp_path / "ledger"
+    open_ledger(sqlite_url(path)).close()
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute(f"UPDATE meta SET value = {value}")
+    for opened in (lambda: open_ledger(sqlite_url(path)), lambda: open_ledger_to_read(path)):
+        with pytest.raises(ConfigurationError, match=r"the ledger .* (is damaged|has schema version|UTF-8)"):
+            opened()
+
+
+def test_a_schema_that_is_no_text_is_told_of(tmp_path):
+    """SQLite quotes it in its error, and that is then no UTF-8: met at the start, or later."""
+    path = tmp_path / "ledger"
+    with closing(open_ledger(sqlite_url(path))) as ledger:
+        for section in (ledger.transaction, ledger.reading):
+            with pytest.raises(LedgerUnavailable, match="is damaged"), section():
+                b"malformed database schema (\xff)".decode()
+    whole = b"tabletokenstokens"
+    assert path.read_bytes().count(whole) == 1
+    path.write_bytes(path.read_bytes().replace(whole, b"table\xff\xfekenstokens"))
+    for opened in (lambda: open_ledger(sqlite_url(path)), lambda: open_ledger_to_read(path)):
+        with pytest.raises(ConfigurationError, match=r"the ledger .*malformed database schema .* restore a backup"):
+            opened()

@@ -298,6 +298,43 @@ def test_a_damaged_spool_names_itself_and_what_is_lost(tmp_path, first_byte):
         used(path)
 
 
+@pytest.mark.parametrize(
+    ("whole", "odd"),
+    [(b"tablehistoryhistory", b"table\xff\xfestoryhistory"), (b"tableslice", b"table\xfflice")],
+)
+def test_a_spool_whose_schema_is_no_text_names_itself(tmp_path, whole, odd):
+    """SQLite quotes it in its error, which is then no UTF-8."""
+    path = tmp_path / "spool.sqlite"
+    damaged(path, 1 << 30)
+    assert whole in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(whole, odd))
+    with pytest.raises(ConfigurationError, match=r"spool\.sqlite: it is damaged .* move it away.* lost"):
+        used(path)
+
+
+@pytest.mark.parametrize("section", [Spool._transaction, Spool._reading])
+def test_an_error_of_the_database_that_is_no_text_is_damage_at_any_time(spool, section):
+    """Also where a schema is read again, in the middle of the work; the next call finds no transaction open."""
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="is damaged"), section(spool):
+            b"malformed database schema (\xff)".decode()
+    spool.add([finished(1)])
+
+
+@pytest.mark.parametrize(
+    "change", ["total SET value = 'x'", "slice SET record = 'text'", "slice SET run = x'ff'", "receipts SET last = 'x'"]
+)
+def test_a_cell_that_is_not_as_written_is_damage(tmp_path, change):
+    """SQLite keeps any type in any column."""
+    path = tmp_path / "spool.sqlite"
+    damaged(path, 1 << 30)
+    made = Spool(path)
+    made._db.execute(f"UPDATE {change}")
+    made.close()
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        used(path)
+
+
 def test_a_spool_damaged_while_it_is_used_ends_the_same_way(tmp_path):
     """Pages that are read later than at the start."""
     path = tmp_path / "spool.sqlite"

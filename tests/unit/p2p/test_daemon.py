@@ -125,6 +125,28 @@ def test_status_that_cannot_be_written_stops_nothing(tmp_path):
     write_status(tmp_path / "gone" / "status.json", {"state": "a"})
 
 
+def test_status_that_cannot_be_written_is_said_once(tmp_path, caplog):
+    """Until it works again, which is said too; or until it fails for another reason."""
+    caplog.set_level("INFO")
+    path = tmp_path / "gone" / "status.json"
+    for _ in range(3):
+        write_status(path, {})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    (tmp_path / "gone").touch()
+    for _ in range(3):
+        write_status(path, {})
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    (tmp_path / "gone").unlink()
+    (tmp_path / "gone").mkdir()
+    for _ in range(3):
+        write_status(path, {})
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2 + ["INFO"]
+    path.unlink()
+    path.mkdir()
+    write_status(path, {})
+    assert caplog.records[-1].levelname == "WARNING"
+
+
 def test_half_a_status_reads_as_none(tmp_path):
     """Whatever is in the file, reading it never raises."""
     (tmp_path / "status.json").write_text('{"state": ')

@@ -69,6 +69,32 @@ def test_home_networks_hide_in_no_wrapping():
     assert len(dialable(binary(*outside))) == 3
 
 
+SPECIAL = [
+    *("192.0.0.1", "192.0.0.8", "192.0.0.9", "192.0.0.10", "192.0.0.255", "192.88.99.1", "192.31.196.1"),
+    *("192.52.193.1", "192.175.48.1", "192.0.2.1", "198.18.0.1", "198.51.100.1", "203.0.113.1"),
+    *("3fff::1", "3fff:fff::1", "2620:4f:8000::1", "2001:db8::1", "2001:20::1", "2001:2::1", "5f00::1", "100::1"),
+]
+
+
+@pytest.mark.parametrize("neighbour", [False, True])
+@pytest.mark.parametrize("host", SPECIAL)
+def test_special_purpose_networks_are_dialled_for_nobody(host, neighbour):
+    """Also those that some Python versions call global; an IPv4 one in 6to4 neither."""
+    hosts = [f"/ip6/{host}/tcp/80" if ":" in host else f"/ip4/{host}/tcp/80"]
+    if ":" not in host:
+        number = int(ipaddress.IPv4Address(host))
+        hosts.append(f"/ip6/2002:{number >> 16:x}:{number & 0xFFFF:x}::1/tcp/80")
+    assert dialable(binary(*hosts), neighbour=neighbour) == ()
+
+
+def test_the_neighbours_of_special_networks_are_dialled():
+    """Next to their first and last address, and not port 0 of anybody."""
+    near = ["192.0.1.0", "191.255.255.255", "192.31.195.255", "192.88.98.255", "192.88.100.0", "192.175.49.0"]
+    hosts = [f"/ip4/{one}/tcp/80" for one in near[:DIALLED_MAX]]
+    assert dialable(binary(*hosts)) == tuple(hosts)
+    assert dialable(binary("/ip4/8.8.8.8/tcp/0", "/ip6/2606:4700::1111/tcp/0"), neighbour=True) == ()
+
+
 async def test_naming_our_own_address_makes_nobody_a_neighbour():
     """Who is a neighbour is said by the relay that saw both of us, not by the peer."""
     home, ours = "/ip4/192.168.1.1/tcp/80", "/ip4/8.8.8.8/tcp/4001"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +13,9 @@ from unit.p2p.relay_places import ALICE, BOB, BOUND_SECONDS, CAROL, RELAY, echo,
 
 from echo2.coordinator.broadcasts import BroadcastDesk
 from echo2.coordinator.lateness import Lateness
+from echo2.p2p import reachability
 from echo2.p2p.chunks import ContentHashes
-from echo2.p2p.errors import Refused
+from echo2.p2p.errors import Refused, Unreachable
 from echo2.p2p.identity import Identity, open_signed
 from echo2.p2p.libp2p_tcp import HostPort
 from echo2.p2p.manifest import make_manifest
@@ -24,6 +25,7 @@ from echo2.p2p.plan import build_plan
 from echo2.p2p.reachability import (
     PROVE_SECONDS,
     PROVING_MAX,
+    REACHABILITY_PROTOCOL,
     REQUESTS_PER_MINUTE,
     DialBack,
     DialBackRequest,
@@ -114,6 +116,36 @@ async def test_strangers_are_not_dialled_back_and_nobody_too_often():
         with pytest.raises(Refused, match="at most 6 dials back a minute"):
             await alice.reachability.check()
         assert alice.reachability.addresses == alice.transport.addresses
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+async def test_silent_requests_of_strangers_get_few_places(monkeypatch, admitted):
+    """The oldest go for the newest, and who speaks is still told why it is refused; admitted peers' may wait."""
+    monkeypatch.setattr(reachability, "STRANGERS_UNREAD_MAX", 4)
+    async with dialled_back(may_ask=lambda peer: admitted) as (coordinator, alice):
+        silent = [
+            await alice.host.open_raw(coordinator.address, REACHABILITY_PROTOCOL, relayed=False) for _ in range(12)
+        ]
+        ended = []
+
+        async def wait(stream):
+            with suppress(Unreachable):
+                await stream.receive_some(1)
+            ended.append(stream)
+
+        async with trio.open_nursery() as nursery:
+            for one in silent:
+                nursery.start_soon(wait, one)
+            if admitted:
+                await alice.reachability.check()
+                assert ended == []
+            else:
+                with pytest.raises(Refused, match="only admitted peers"):
+                    await alice.reachability.check()
+                while len(ended) < len(silent) - 4:
+                    await trio.lowlevel.checkpoint()
+                assert coordinator.dial_back._unread.count <= 4
+            nursery.cancel_scope.cancel()
 
 
 class SilentPorts:

@@ -11,7 +11,7 @@ from unit.p2p.relay_places import ALICE, BOB, CAROL, PEERS, RELAY, echo, exchang
 from echo2.p2p.errors import Unreachable
 from echo2.p2p.messages import PeerAddress
 from echo2.p2p.reachability import direct_addresses
-from echo2.p2p.relay import Bounds, Relay, RelayTable, network_of
+from echo2.p2p.relay import UNREAD_MAX, Bounds, Relay, RelayTable, network_of
 from echo2.p2p.relay_client import is_relayed, relay_of, relayed_address
 from echo2.p2p.relay_wire import (
     HOP_PROTOCOL,
@@ -205,6 +205,17 @@ async def test_a_relay_names_what_was_wrong_with_a_request(message, status):
     async with relayed() as (relay, alice, _bob):
         assert (await hop(alice, relay, message)).status is status
         assert (await hop(alice, relay, HopMessage(HopType.RESERVE))).status is Status.OK
+
+
+async def test_silence_takes_no_place_from_who_speaks():
+    """Streams on which nothing comes give way to the next, so that their number is bounded."""
+    async with relayed() as (relay, alice, bob):
+        for _ in range(UNREAD_MAX + 20):
+            await alice.host.open_raw(relay.address, HOP_PROTOCOL, relayed=False)
+        while relay.relay._unread.evicted < 20:
+            await trio.lowlevel.checkpoint()
+        assert relay.relay._unread.count <= UNREAD_MAX
+        assert (await hop(bob, relay, HopMessage(HopType.RESERVE))).status is Status.OK
 
 
 async def test_a_relayed_connection_is_no_way_to_a_place():
