@@ -23,6 +23,7 @@ from .architectures import architecture_of, gguf_tensor_name, rotated_heads
 from .gguf_export import StoredTensor, write_gguf
 from .policy import WEIGHTS_FILE
 from .quantise import FILE_TYPES, encoding_of
+from .reading import reading
 from .weights_file import Weights
 
 if TYPE_CHECKING:
@@ -41,44 +42,53 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterBase:
-    """What an adapter is worth nothing without: the base model's weights, and alpha."""
+class Base:
+    """What a run began with: the base model's weights, and alpha where it trains an adapter.
+
+    An adapter is worth nothing without its base. Trained weights are another model's when tokeniser, reference and the
+    nodes' base are: a folder of the same shapes is not the same model.
+    """
 
     sha256: bytes
-    alpha: float
+    alpha: float | None
 
     def state(self) -> dict[str, torch.Tensor]:
         """For a checkpoint."""
-        return {
-            BASE_KEY: torch.frombuffer(bytearray(self.sha256), dtype=torch.uint8),
-            ALPHA_KEY: torch.tensor(self.alpha, dtype=torch.float32),
-        }
+        state = {BASE_KEY: torch.frombuffer(bytearray(self.sha256), dtype=torch.uint8)}
+        return state if self.alpha is None else state | {ALPHA_KEY: _stored(self.alpha)}
 
     @classmethod
-    def of_state(cls, state: Mapping[str, torch.Tensor]) -> AdapterBase | None:
-        """What a checkpoint says; None when it is not of an adapter."""
-        if BASE_KEY not in state or ALPHA_KEY not in state:
+    def of_state(cls, state: Mapping[str, torch.Tensor]) -> Base | None:
+        """What a checkpoint says; None when it is of the first releases, which named the base of adapters only."""
+        if BASE_KEY not in state:
             return None
-        return cls(state[BASE_KEY].numpy().tobytes(), float(state[ALPHA_KEY]))
+        return cls(state[BASE_KEY].numpy().tobytes(), float(state[ALPHA_KEY]) if ALPHA_KEY in state else None)
 
-    def check(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Raise ConfigurationError unless a checkpoint's adapter belongs to this base."""
+    def check(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        """Raise ConfigurationError unless a checkpoint belongs to this base, which lies in `folder`."""
         known = self.of_state(state)
+        if known is None and self.alpha is None:
+            return
         if known is None or known.sha256 != self.sha256:
             raise ConfigurationError(
-                "the checkpoint's adapter is of another base model than that in model_dir; set model_dir to the folder "
-                "the run began with"
+                f"the checkpoint is of a run on another base model than that in {folder}; set model_dir to the "
+                "folder the run began with"
             )
-        if known.alpha != torch.tensor(self.alpha, dtype=torch.float32).item():
-            raise ConfigurationError(
-                f"the checkpoint's adapter was trained with adapter.alpha = {known.alpha:g}; set it to that again"
-            )
+        if known.alpha != (None if self.alpha is None else _stored(self.alpha).item()):
+            trained = "without an adapter" if known.alpha is None else f"with adapter.alpha = {known.alpha:g}"
+            raise ConfigurationError(f"the checkpoint was trained {trained}; set [adapter] to that again")
 
 
-def base_of(model_dir: Path, alpha: float) -> AdapterBase:
-    """The base in a model folder. Reads the whole file of weights once."""
-    with (model_dir / WEIGHTS_FILE).open("rb") as file:
-        return AdapterBase(hashlib.file_digest(file, "sha256").digest(), alpha)
+def base_of(model_dir: Path, alpha: float | None) -> Base:
+    """The base in a model folder. Reads the whole file of weights once. Raises ConfigurationError when it cannot."""
+    path = model_dir / WEIGHTS_FILE
+    with reading(f"the weights that the run began with, {path},", "cannot be read"), path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    return Base(digest, alpha)
+
+
+def _stored(alpha: float) -> torch.Tensor:
+    return torch.tensor(alpha, dtype=torch.float32)
 
 
 def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int) -> None:

@@ -48,6 +48,13 @@ _LAYER_TENSOR_NAMES = {
 _HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 
 _ROPES = ("default", "linear", "llama3")
+_ROPE_NUMBERS = (
+    *("rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+    *("original_max_position_embeddings", "partial_rotary_factor"),
+)
+
+NORM_EPSILON_MAX = 0.1
+"""Models have 1e-6 to 1e-5; this much already drowns what is normalised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,7 @@ def architecture_of(config: PreTrainedConfig) -> Architecture:
     """The architecture of a configuration. Raises ConfigurationError when llama.cpp would compute something else."""
     known = named_architecture(config.model_type)
     rope = rope_of(config)
+    _check_numbers(config, rope)
     kind = rope.get("rope_type", "default")
     reasons = [
         (kind not in _ROPES, f"its rope is of the type {kind!r}, and only {', '.join(_ROPES)} are exported exactly"),
@@ -108,6 +116,17 @@ def architecture_of(config: PreTrainedConfig) -> Architecture:
         if applies:
             raise ConfigurationError(f"this {known.name} model cannot be exported to llama.cpp: {reason}")
     return known
+
+
+def _check_numbers(config: PreTrainedConfig, rope: Mapping[str, Any]) -> None:
+    """Refuse numbers with which a model computes NaN, or nothing but its own bias, from its very first token."""
+    for key, value, below in (
+        ("rms_norm_eps", getattr(config, "rms_norm_eps", None), NORM_EPSILON_MAX),
+        *((key, rope[key], math.inf) for key in _ROPE_NUMBERS if key in rope),
+    ):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < below:
+            bounds = "above 0" + (f" and below {below:g}" if below < math.inf else "")
+            raise ConfigurationError(f"{key} = {str(value)[:32]!r} in config.json is not a number {bounds}")
 
 
 def rope_of(config: PreTrainedConfig) -> Mapping[str, Any]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .config import Grouping
     from .interfaces import Batch
 
+LOGPROB_TOLERANCE = 1e-3
+"""How far above 0 rounding may bring a log-probability: the coordinator's bound."""
+
 PAD = 0
 """Never sampled, never scored, never attended to from a real token: any id of the vocabulary does."""
 
@@ -125,8 +128,12 @@ def fault(rollout: AdmittedRollout, *, vocabulary_size: int, context_tokens: int
         return "an empty prompt or response"
     if len(response) != len(logprobs):
         return f"{len(response)} tokens with {len(logprobs)} log-probabilities"
+    if logprobs.max() > LOGPROB_TOLERANCE:
+        return f"a log-probability of {float(logprobs.max()):.4g}"
     if rollout.spans and (sum(rollout.spans) != len(response) or len(rollout.spans) % 2 == 0):
         return f"spans of {sum(rollout.spans)} tokens for {len(response)}"
+    if min(rollout.spans[::2], default=1) < 1 or min(rollout.spans[1::2], default=0) < 0:
+        return f"spans {rollout.spans[:8]} with a turn in which nothing was drawn"
     if len(prompt) + len(response) > context_tokens:
         return f"{len(prompt) + len(response)} tokens in a context of {context_tokens}"
     if any(ids.min() < 0 or ids.max() >= vocabulary_size for ids in (prompt, response)):

@@ -1,21 +1,25 @@
 """A chat template as four pieces of text: what stands before and after a prompt, and before and after a later turn.
 
 Found by rendering: the template is given texts that occur nowhere else, and what it puts around them is cut out. So no
-template is ever run again, neither by the coordinator nor by a node.
+template is ever run again, neither by the coordinator nor by a node. It is run in a process of its own
+(`template_process`), whose time and memory are bounded.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.settings import read_text
 
+from .reading import read_table
 from .vocabulary import CHAT_TEMPLATE_FILE
 
 if TYPE_CHECKING:
@@ -36,8 +40,16 @@ _FIXED_DATE = (
 )
 """Hides the function of that name, which would tell the time; transformers takes no other function than its own."""
 
-TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What a template may raise: its own complaint, a mistake in it, or what Python says to what it asks for."""
+TEMPLATE_BYTES_MAX = 1 << 20
+"""Real ones are of some kilobytes."""
+
+RENDER_SECONDS_MAX = 60.0
+"""For all of it; nearly all of that is for loading a library on a machine that is busy training."""
+
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+
+_NOT_RENDERED = "the chat template cannot be rendered: "
+_KILLED_FOR_TIME = () if sys.platform == "win32" else (signal.SIGXCPU, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +70,25 @@ def read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str:
     """The template of a Hugging Face folder, "" when it has none. `settings` is its tokenizer_config.json."""
     file = folder / CHAT_TEMPLATE_FILE
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
+        return read_text(file, "chat template", bytes_max=TEMPLATE_BYTES_MAX)
+    where, template = folder / TOKENIZER_CONFIG_FILE, settings.get("chat_template")
     older = folder / "chat_template.json"
     if template is None and older.is_file():
-        template = json.loads(older.read_text(encoding="utf-8")).get("chat_template")
+        where, template = older, read_table(older).get("chat_template")
     if isinstance(template, list):  # several by name
-        template = {entry["name"]: entry["template"] for entry in template}
+        template = dict(_named(entry, where) for entry in template)
     if isinstance(template, dict):
         template = template.get("default")
-    return template if isinstance(template, str) else ""
+    if not isinstance(template, str | None):
+        raise ConfigurationError(f"{where}: chat_template is not a text")
+    return template or ""
+
+
+def _named(entry: object, where: Path) -> tuple[str, str]:
+    match entry:
+        case {"name": str() as name, "template": str() as text}:
+            return name, text
+    raise ConfigurationError(f"{where}: chat_template has an entry that is not a name and a template")
 
 
 def chat_format(template: str, markers: Mapping[str, str], end_markers: Sequence[str]) -> ChatFormat:
@@ -76,13 +97,16 @@ def chat_format(template: str, markers: Mapping[str, str], end_markers: Sequence
     `markers` are what a template calls bos_token, eos_token and so on; `end_markers` the texts of tokens that may end a
     response. Raises ConfigurationError when the template fails, or does not keep a prompt as it is.
     """
-    first, second = (_prompt(template, markers, texts[0]) for texts in TEXTS)
+    asked = [[("user", ask)] for ask, _, _ in TEXTS]
+    taken_on = [[("user", ask), ("assistant", reply), ("user", observed)] for ask, reply, observed in TEXTS]
+    rendered = _render(template, markers, [*asked, *taken_on])
+    first, second = (_prompt(text, texts[0]) for text, texts in zip(rendered, TEXTS, strict=False))
     if first != second:
         raise ConfigurationError(
             "the chat template puts different texts around different prompts, so it cannot be a prefix and a suffix"
         )
     prefix, suffix = first
-    turns = [_turn(template, markers, texts, prefix, suffix) for texts in TEXTS]
+    turns = [_turn(text, texts, prefix, suffix) for text, texts in zip(rendered[len(TEXTS) :], TEXTS, strict=True)]
     if turns[0] is None or turns[0] != turns[1]:
         return ChatFormat(prefix, suffix)
     between, turn_suffix = turns[0]
@@ -92,40 +116,60 @@ def chat_format(template: str, markers: Mapping[str, str], end_markers: Sequence
     return ChatFormat(prefix, suffix, between[len(end) :], turn_suffix, end)
 
 
-def _prompt(template: str, markers: Mapping[str, str], text: str) -> tuple[str, str]:
-    try:
-        rendered = _render(template, markers, [("user", text)])
-    except TEMPLATE_ERRORS as error:
-        raise ConfigurationError(f"the chat template cannot be rendered: {error}") from error
-    parts = rendered.split(text)
+def _prompt(rendered: Mapping[str, str], text: str) -> tuple[str, str]:
+    if "error" in rendered:
+        raise ConfigurationError(_NOT_RENDERED + rendered["error"])
+    parts = rendered["text"].split(text)
     if len(parts) != 2:
         raise ConfigurationError(f"the chat template writes a prompt {len(parts) - 1} times instead of once")
     return parts[0], parts[1]
 
 
-def _turn(
-    template: str, markers: Mapping[str, str], texts: Sequence[str], prefix: str, suffix: str
-) -> tuple[str, str] | None:
+def _turn(rendered: Mapping[str, str], texts: Sequence[str], prefix: str, suffix: str) -> tuple[str, str] | None:
     """What stands between the policy's turn and what is observed, and after that; None when it does not fit."""
-    ask, reply, observed = texts
-    try:
-        rendered = _render(template, markers, [("user", ask), ("assistant", reply), ("user", observed)])
-    except TEMPLATE_ERRORS:
+    if "error" in rendered:
         return None
+    ask, reply, observed = texts
     start = f"{prefix}{ask}{suffix}{reply}"  # the history must be, token for token, what the policy saw and wrote
-    parts = rendered.removeprefix(start).split(observed)
-    if not rendered.startswith(start) or len(parts) != 2:
+    parts = rendered["text"].removeprefix(start).split(observed)
+    if not rendered["text"].startswith(start) or len(parts) != 2:
         return None
     return parts[0], parts[1]
 
 
-def _render(template: str, markers: Mapping[str, str], messages: Sequence[tuple[str, str]]) -> str:
-    """In the sandbox that transformers renders templates in."""
-    conversation = [{"role": role, "content": content} for role, content in messages]
-    rendered: Any = render_jinja_template(
-        conversations=[conversation],
-        chat_template=_FIXED_DATE + template,
-        add_generation_prompt=True,
-        **markers,
-    )
-    return str(rendered[0][0])
+def _render(
+    template: str, markers: Mapping[str, str], conversations: Sequence[Sequence[tuple[str, str]]]
+) -> list[dict[str, str]]:
+    """Of each conversation, {"text": what is written} or {"error": why nothing is}."""
+    request = {
+        "template": _FIXED_DATE + template,
+        "markers": dict(markers),
+        "conversations": [[{"role": role, "content": text} for role, text in each] for each in conversations],
+    }
+    rendered: list[dict[str, str]] = json.loads(_rendered_apart(json.dumps(request)))
+    return rendered
+
+
+@functools.lru_cache(maxsize=16)  # a process that prepares several folders meets the same few templates
+def _rendered_apart(request: str) -> str:
+    """What the other process answers, when that is no refusal."""
+    try:
+        done = subprocess.run(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-P", "-m", f"{__package__}.template_process"],
+            input=request.encode(),
+            capture_output=True,
+            timeout=RENDER_SECONDS_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(_NOT_RENDERED + "it takes too long") from error
+    except OSError as error:
+        raise ConfigurationError(f"no process to render the chat template in: {error.strerror or error}") from error
+    if -done.returncode in _KILLED_FOR_TIME:
+        raise ConfigurationError(_NOT_RENDERED + "it takes too long")
+    if done.returncode:
+        raise ConfigurationError(_NOT_RENDERED + f"the process that tried ended with {done.returncode}")
+    answer = done.stdout.decode()
+    if answer.startswith("{"):
+        raise ConfigurationError(_NOT_RENDERED + json.loads(answer)["refused"])
+    return answer

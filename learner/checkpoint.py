@@ -2,11 +2,14 @@
 
     e000001-v00000004/      epoch 1, version 4
         weights.safetensors optimizer.safetensors    (the generator's state is a tensor beside the optimiser's)
-        progress.json       where the run stands, and size and SHA-256 of the two: written last
+        progress.json       where the run stands, size and SHA-256 of the two, and a SHA-256 of all that: written last
 
 Made under a name that ends in .partial, every file and the folder synced, then renamed, then the parent synced. A
-folder counts only when its progress.json reads and the files are what it says: a half-written or damaged one is passed
-over for the next older.
+folder counts only when its progress.json reads and it and the files are what it says: a half-written or damaged one is
+passed over for the next older.
+
+Format 1, of the first releases, had no SHA-256 of progress.json itself. It is read, with a word in the log: the save
+that follows every start is of format 2, so one is taken on trust once.
 
 A learner of several processes keeps the same files: whole tensors, gathered and written one at a time by its first
 process. So a run goes on with any number of processes, a snapshot is made from the files without stopping the others,
@@ -29,9 +32,10 @@ from typing import TYPE_CHECKING, Any, Self
 from safetensors import SafetensorError, safe_open
 
 from echo2.p2p.codec import decode_record, encode_record
-from echo2.p2p.errors import ConfigurationError, ProtocolError
+from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.messages import Finished, StepMetrics
 
+from .consumed import ConsumedSet
 from .interfaces import Progress
 from .weights_file import write_weights
 
@@ -46,11 +50,17 @@ WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 PROGRESS_FILE = "progress.json"
 PARTIAL_SUFFIX = ".partial"
-FORMAT = 1
+FORMAT = 2
+FORMAT_WITHOUT_CHECKSUM = 1
+CHECKSUM = "sha256"
+
+PROGRESS_BYTES_MAX = 64 << 20
+"""Far above any: what is not acknowledged, and some entries for the consumed set."""
 
 HASH_BYTES = 1 << 20
 
-_NAME = re.compile(r"e(\d{6,})-v(\d{8,})")
+_NAME = re.compile(r"e(\d{6,12})-v(\d{8,12})")
+"""No run comes to more; a longer number is nobody's epoch, and what follows it could not be published."""
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +85,10 @@ class Tensors:
         return dict(sorted(self.shapes.items(), key=lambda item: (-item[1][1].itemsize, item[0])))
 
 
+class Damaged(Exception):
+    """A checkpoint that cannot be gone on from; the text says why, for the log."""
+
+
 class Checkpoints:
     """The checkpoints of one run in `folder`; the `kept` newest stay."""
 
@@ -87,7 +101,9 @@ class Checkpoints:
         """One more checkpoint, durable when this returns. Raises OSError; those of before are untouched."""
         self._folder.mkdir(parents=True, exist_ok=True)
         final = self.path(progress.epoch, progress.version)
-        if _read(final) != progress:  # else an earlier attempt failed only after its rename
+        if final.is_symlink() or (final.exists() and not final.is_dir()):  # not ours to remove
+            raise FileExistsError(f"{final} is in the way, and is not a folder; move it away")
+        if not _is(final, progress):  # else an earlier attempt failed only after its rename
             self._write(final, progress, {WEIGHTS_FILE: weights, OPTIMIZER_FILE: optimizer})
         _sync_folder(self._folder)
         names = self._names()
@@ -100,16 +116,27 @@ class Checkpoints:
         """The newest complete checkpoint and its folder; None when none was ever finished.
 
         Its epoch is raised to the highest that any folder's name shows: a damaged one's may have been published. Raises
-        ConfigurationError when all are damaged: starting over from the base model is for a person to decide.
+        ConfigurationError when all are damaged, and when the folder is no folder: starting over from the base model is
+        for a person to decide.
         """
-        names = self._names()
+        if not self._folder.is_dir() and os.path.lexists(self._folder):
+            raise ConfigurationError(
+                f"{self._folder} is no folder (a link to what is gone, or a file), so no checkpoint can be reached; "
+                "put it right, or move it away to start over from the base model"
+            )
+        try:
+            names = self._names()
+        except OSError as error:
+            raise ConfigurationError(f"the checkpoints in {self._folder} cannot be read: {error.strerror}") from error
         for epoch, version in sorted(names, reverse=True):
             folder = self.path(epoch, version)
-            progress = _read(folder)
-            if progress is not None and (progress.epoch, progress.version) == (epoch, version):
-                return replace(progress, epoch=max(epoch for epoch, _ in names)), folder
-            log.warning("the checkpoint %s is damaged and is passed over", folder)
-            self._damaged.add((epoch, version))
+            try:
+                progress = _read(folder)
+            except Damaged as error:
+                log.warning("the checkpoint %s is damaged and is passed over: %s", folder, error)
+                self._damaged.add((epoch, version))
+                continue
+            return replace(progress, epoch=max(epoch for epoch, _ in names)), folder
         if names:
             raise ConfigurationError(
                 f"every checkpoint in {self._folder} is damaged; put a good one back, or move the folder away to start "
@@ -140,10 +167,10 @@ class Checkpoints:
             (partial / PROGRESS_FILE).write_text(json.dumps(_to_json(progress, files)) + "\n", encoding="utf-8")
             _sync_file(partial / PROGRESS_FILE)
             _sync_folder(partial)
+            partial.rename(final)
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)  # a full disk is not helped by half a checkpoint
             raise
-        partial.rename(final)
 
 
 class StoredTensors:
@@ -185,20 +212,59 @@ def _as_oserror(path: Path) -> Iterator[None]:
         raise OSError(f"cannot read {path}: {error}") from error
 
 
-def _read(folder: Path) -> Progress | None:
-    """The progress in a checkpoint folder, None unless everything in it is whole."""
+def _is(folder: Path, progress: Progress) -> bool:
     try:
-        value = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
+        return _read(folder) == progress
+    except Damaged:
+        return False
+
+
+def _read(folder: Path) -> Progress:
+    """The progress in a checkpoint folder. Raises Damaged unless all in it is whole and is what its name says."""
+    try:
+        value = json.loads(_text(folder / PROGRESS_FILE))
+        _check_whole(value, folder)
         progress = _from_json(value)
-        fingerprints = {name: _fingerprint(folder / name) for name in (WEIGHTS_FILE, OPTIMIZER_FILE)}
-    # pydantic's ValidationError is a ValueError
-    except (OSError, ValueError, KeyError, TypeError, ProtocolError):
-        return None
-    return progress if value["files"] == fingerprints else None
+        found = {name: _fingerprint(folder / name) for name in (WEIGHTS_FILE, OPTIMIZER_FILE)}
+        changed = [name for name in found if value["files"][name] != found[name]]
+    except Damaged:
+        raise
+    except Exception as error:  # whatever damage leads to: a learner that cannot start is worse
+        raise Damaged(f"{type(error).__name__}: {error}") from error
+    if changed:
+        raise Damaged(f"{changed[0]} is not what was written")
+    named = _NAME.fullmatch(folder.name)
+    if named is None or (progress.epoch, progress.version) != (int(named[1]), int(named[2])):
+        raise Damaged(f"it is of epoch {progress.epoch}, version {progress.version}")
+    return progress
+
+
+def _text(path: Path) -> str:
+    with _regular(path).open("rb") as file:
+        content = file.read(PROGRESS_BYTES_MAX + 1)
+    if len(content) > PROGRESS_BYTES_MAX:
+        raise Damaged(f"{path.name} is too large")
+    return content.decode("utf-8")
+
+
+def _check_whole(value: Any, folder: Path) -> None:
+    found = value.get(CHECKSUM)
+    if value["format"] == FORMAT_WITHOUT_CHECKSUM and found is None:
+        log.warning("the checkpoint %s is of an earlier release, without a checksum, and is taken on trust", folder)
+    elif value["format"] not in (FORMAT, FORMAT_WITHOUT_CHECKSUM):
+        raise Damaged(f"it is of format {str(value['format'])[:32]}, this version reads {FORMAT}")
+    elif found != _checksum(value):
+        raise Damaged(f"{PROGRESS_FILE} is not what was written")
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    """SHA-256 of everything else, in the one way of writing it that does not depend on who writes it."""
+    rest = {key: entry for key, entry in value.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _to_json(progress: Progress, files: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+    value = {
         "format": FORMAT,
         "run": progress.run,
         "epoch": progress.epoch,
@@ -209,12 +275,11 @@ def _to_json(progress: Progress, files: Mapping[str, Any]) -> dict[str, Any]:
         "steps": [encode_record(metrics).hex() for metrics in progress.steps],
         "files": files,
     }
+    return value | {CHECKSUM: _checksum(value)}
 
 
 def _from_json(value: Any) -> Progress:
-    if value["format"] != FORMAT:
-        raise ValueError(f"a checkpoint of format {value['format']}, this version reads {FORMAT}")
-    return Progress(
+    progress = Progress(
         run=value["run"],
         epoch=value["epoch"],
         version=value["version"],
@@ -229,6 +294,11 @@ def _from_json(value: Any) -> Progress:
             for lease, sample, step in value.get("recent", ())  # absent from checkpoints of the first releases
         ),
     )
+    numbers = [progress.epoch, progress.version, *(end for run in progress.consumed for end in run[:2])]
+    if not isinstance(progress.run, str) or any(type(number) is not int or number < 0 for number in numbers):
+        raise Damaged("its run is no name, or a number is no count")
+    ConsumedSet(progress.consumed)
+    return progress
 
 
 def _step(value: Any) -> StepMetrics:
@@ -239,10 +309,16 @@ def _step(value: Any) -> StepMetrics:
 
 def _fingerprint(path: Path) -> dict[str, Any]:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with _regular(path).open("rb") as file:
         while block := file.read(HASH_BYTES):
             digest.update(block)
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _regular(path: Path) -> Path:
+    if path.exists() and not path.is_file():
+        raise Damaged(f"{path.name} is not a file")  # a device or a pipe may never end
+    return path
 
 
 def _sync_file(path: Path) -> None:

@@ -6,23 +6,25 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from transformers import AutoConfig
-
 from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.settings import read_text
 
-from .adapter import AdapterBase, MergedWeights, base_of
-from .architectures import parameter_shapes
+from .adapter import Base, MergedWeights, base_of
 from .checkpoint import OPTIMIZER_FILE, WEIGHTS_FILE, Checkpoints, load_tensors, open_tensors
 from .config import CHECKPOINTS_FOLDER, MODEL_DIR_FILE
-from .hugging_face import write_folder
+from .hugging_face import read_shapes, write_folder
 from .prepare import new_folder
+from .reading import reading
 from .weights_file import DTYPES, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
+
     from .interfaces import Progress
+
+MOVED = "name the folder it began with by --model-dir"
 
 
 def export_home(home: Path, out: Path, *, model_dir: Path | None, dtype: str) -> Progress:
@@ -35,25 +37,29 @@ def export_home(home: Path, out: Path, *, model_dir: Path | None, dtype: str) ->
     found = Checkpoints(home / CHECKPOINTS_FOLDER, kept=2).restore()
     if found is None:
         raise ConfigurationError(f"{home} has no checkpoint; name the folder that learner.toml calls home")
+    if not model_dir.is_dir():
+        raise ConfigurationError(f"there is no folder {model_dir}, where this run's base model was; {MOVED}")
     progress, checkpoint = found
     with new_folder(out) as folder, ExitStack() as stack:
-        weights: Mapping[str, torch.Tensor] = load_tensors(checkpoint, WEIGHTS_FILE)
-        with open_tensors(checkpoint, OPTIMIZER_FILE) as stored:
-            state = {name: stored.load(name) for name in stored.shapes if "/" not in name}
-        adapter = AdapterBase.of_state(state)
-        if adapter is not None:
-            base_of(model_dir, adapter.alpha).check(state)
+        with reading(f"the checkpoint {checkpoint}", "cannot be read"):  # a newer one may have pushed it out by now
+            weights: Mapping[str, torch.Tensor] = load_tensors(checkpoint, WEIGHTS_FILE)
+            with open_tensors(checkpoint, OPTIMIZER_FILE) as stored:
+                state = {name: stored.load(name) for name in stored.shapes if "/" not in name}
+        known = Base.of_state(state)
+        if known is not None:
+            base_of(model_dir, known.alpha).check(state, model_dir)
+        if known is not None and known.alpha is not None:
             base = stack.enter_context(Weights(model_dir))
-            names = parameter_shapes(AutoConfig.from_pretrained(model_dir, local_files_only=True))
-            weights = MergedWeights(base, names, weights, adapter.alpha)
+            weights = MergedWeights(base, read_shapes(model_dir), weights, known.alpha)
         write_folder(model_dir, weights, folder, DTYPES[dtype])
     return progress
 
 
 def _known_model_dir(home: Path) -> Path:
-    try:
-        return Path((home / MODEL_DIR_FILE).read_text(encoding="utf-8").strip())
-    except OSError as error:
-        raise ConfigurationError(
-            f"{home} does not say which model it began with; name its folder with --model-dir"
-        ) from error
+    path = home / MODEL_DIR_FILE
+    if not path.exists():
+        raise ConfigurationError(f"{home} does not say which model it began with; {MOVED}")
+    name = read_text(path, "name of a model folder").strip()
+    if not name or "\0" in name:
+        raise ConfigurationError(f"{path} does not hold the name of a folder; {MOVED}")
+    return Path(name)

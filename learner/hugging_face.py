@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +28,9 @@ from echo2.tasks.model_card import (
 )
 
 from .architectures import EMBEDDING, OUTPUT, architecture_of, named_architecture, parameter_shapes
-from .chat_template import ChatFormat, chat_format, read_chat_template
+from .chat_template import TOKENIZER_CONFIG_FILE, ChatFormat, chat_format, read_chat_template
 from .policy import CONFIG_FILE, WEIGHTS_FILE
+from .reading import read_table, reading
 from .vocabulary import CHAT_TEMPLATE_FILE, load_vocabulary, read_tokenizer
 from .weights_file import Weights, write_weights
 
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedConfig
 
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 
 KEPT_FILES = (CONFIG_FILE, TOKENIZER_CONFIG_FILE, GENERATION_CONFIG_FILE, "special_tokens_map.json", "LICENSE")
@@ -46,6 +47,22 @@ KEPT_FILES = (CONFIG_FILE, TOKENIZER_CONFIG_FILE, GENERATION_CONFIG_FILE, "speci
 
 ROTARY_BUFFER = "rotary_emb.inv_freq"
 """In files of old; computed from the configuration since."""
+
+SIZES = {
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 24,
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "vocab_size": 10_000_000,
+    "max_position_embeddings": 1 << 31,
+}
+"""The most that each may be, far above any model there is: a model of a million layers is a mistake, and takes hours to
+be found out as one."""
+
+PIECE_ELEMENTS = 1 << 22
+"""Numbers looked at at once."""
 
 _TOKEN_SETTINGS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -55,9 +72,10 @@ def prepare_folder(source: Path, folder: Path, name: str | None = None) -> Model
 
     Raises ConfigurationError, saying why, for a model that cannot be trained and published as it is.
     """
-    settings = _read_json(source / CONFIG_FILE)
+    settings = read_table(source / CONFIG_FILE)
     named_architecture(settings.get("model_type"))  # before transformers is asked: it knows hundreds
-    config = _config(source)
+    _check_sizes(settings, source / CONFIG_FILE)
+    config = read_config(source)
     architecture = architecture_of(config)
     tokenizer = read_tokenizer(source / TOKENIZER_FILE)
     with Weights(source) as weights:
@@ -71,13 +89,18 @@ def prepare_folder(source: Path, folder: Path, name: str | None = None) -> Model
         load_vocabulary(folder)
         kept_as = {each: (shape, weights.dtype(each) or torch.float32) for each, shape in shapes.items()}
         wide_first = sorted(kept_as.items(), key=lambda entry: -entry[1][1].itemsize)  # so that all lie aligned
-        write_weights(folder / WEIGHTS_FILE, dict(wide_first), weights.tensor)
+        write_weights(folder / WEIGHTS_FILE, dict(wide_first), partial(_finite, weights))
     return card
 
 
 def write_folder(model_dir: Path, weights: Mapping[str, torch.Tensor], out: Path, dtype: torch.dtype) -> None:
     """Fills the existing, empty `out` with a Hugging Face folder of these weights of the model in `model_dir`."""
-    shapes = parameter_shapes(_config(model_dir))
+    try:
+        card = load_model_card(model_dir)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    settings = read_table(model_dir / CONFIG_FILE)
+    shapes = read_shapes(model_dir)
     if weights.keys() != shapes.keys():
         raise ConfigurationError(f"these weights are not of the model in {model_dir}")
 
@@ -91,28 +114,60 @@ def write_folder(model_dir: Path, weights: Mapping[str, torch.Tensor], out: Path
         if kept != CONFIG_FILE and (model_dir / kept).is_file():
             shutil.copyfile(model_dir / kept, out / kept)
     if not (out / TOKENIZER_CONFIG_FILE).is_file():  # a model that came with the package
-        ending = Tokenizer.from_file(str(out / TOKENIZER_FILE)).id_to_token(load_model_card(model_dir).stop_ids[0])
+        ending = _tokenizer(model_dir / TOKENIZER_FILE).id_to_token(card.stop_ids[0])
         words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending}
         (out / TOKENIZER_CONFIG_FILE).write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
-    settings = {key: value for key, value in _read_json(model_dir / CONFIG_FILE).items() if key != "dtype"}
+    settings.pop("dtype", None)
     settings["torch_dtype"] = str(dtype).removeprefix("torch.")  # the name that every release of transformers reads
     (out / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     write_weights(out / WEIGHTS_FILE, {name: (shape, dtype) for name, shape in shapes.items()}, load)
 
 
-def _config(folder: Path) -> PreTrainedConfig:
-    try:
+def read_config(folder: Path) -> PreTrainedConfig:
+    """What the folder's config.json says, as transformers understands it. Raises ConfigurationError."""
+    path = folder / CONFIG_FILE
+    read_table(path)  # missing, transformers would take the folder for a name on a hub
+    with reading(path):
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"{folder / CONFIG_FILE} cannot be used: {str(error).strip().splitlines()[0]}"
-        ) from error
     return config
+
+
+def read_shapes(folder: Path) -> dict[str, torch.Size]:
+    """Names and shapes of the parameters of the model in a folder. Raises ConfigurationError."""
+    config = read_config(folder)
+    with reading(folder / CONFIG_FILE):
+        return parameter_shapes(config)
+
+
+def _check_sizes(settings: Mapping[str, Any], path: Path) -> None:
+    """Before anything of these sizes is made. Keys that are missing have the library's defaults."""
+    for key, most in SIZES.items():
+        value = settings.get(key)
+        if value is not None and not (type(value) is int and 1 <= value <= most):
+            raise ConfigurationError(f"{path}: {key} = {_short(value)} is not a whole number from 1 to {most}")
+    vocabulary = settings.get("vocab_size") or SIZES["vocab_size"]
+    for key in ("bos_token_id", "pad_token_id"):
+        value = settings.get(key)
+        if value is not None and not (type(value) is int and 0 <= value < vocabulary):
+            raise ConfigurationError(f"{path}: {key} = {_short(value)} is not a token id below {vocabulary}, nor null")
+
+
+def _finite(weights: Weights, name: str) -> torch.Tensor:
+    weight = weights.tensor(name)
+    if not all(bool(piece.isfinite().all()) for piece in torch.split(weight.flatten(), PIECE_ELEMENTS)):
+        raise ConfigurationError(f"{weights.folder}: the weights of {name} are not all finite numbers")
+    return weight
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    with reading(path):
+        return Tokenizer.from_file(str(path))
 
 
 def _check_weights(weights: Weights, config: PreTrainedConfig) -> dict[str, torch.Size]:
     """The parameters and their shapes. Raises ConfigurationError when the files hold other ones."""
-    shapes = parameter_shapes(config)
+    with reading(weights.folder / CONFIG_FILE):
+        shapes = parameter_shapes(config)
     names = {name for name in weights.names if not name.endswith(ROTARY_BUFFER)}
     if config.tie_word_embeddings and OUTPUT in names and EMBEDDING in names:
         names.discard(OUTPUT)
@@ -146,7 +201,7 @@ def _card(
         raise ConfigurationError(
             f"{TOKENIZER_FILE} has the token id {max(ids.values())}, {CONFIG_FILE} only {config.vocab_size} of them"
         )
-    settings = _read_json(source / TOKENIZER_CONFIG_FILE) if (source / TOKENIZER_CONFIG_FILE).is_file() else {}
+    settings = read_table(source / TOKENIZER_CONFIG_FILE) if (source / TOKENIZER_CONFIG_FILE).is_file() else {}
     stop_ids = _stop_ids(source, config)
     template = read_chat_template(source, settings)
     chat = ChatFormat(_first_marker(source / TOKENIZER_FILE), "")
@@ -189,10 +244,14 @@ def _card(
 def _stop_ids(source: Path, config: PreTrainedConfig) -> tuple[int, ...]:
     """What ends a response: generation_config.json's list, which for chat models is longer than config.json's one."""
     path = source / GENERATION_CONFIG_FILE
-    ends = _read_json(path).get("eos_token_id") if path.is_file() else None
-    ends = config.eos_token_id if ends is None else ends
+    ends = read_table(path).get("eos_token_id") if path.is_file() else None
+    if ends is None:
+        path, ends = source / CONFIG_FILE, config.eos_token_id
     values = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    return tuple(dict.fromkeys(int(value) for value in values))
+    for value in values:
+        if type(value) is not int:  # True is 1 for Python
+            raise ConfigurationError(f"{path}: eos_token_id = {_short(ends)} is neither a token id nor a list of them")
+    return tuple(dict.fromkeys(values))
 
 
 def _markers(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -204,7 +263,9 @@ def _markers(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _first_marker(path: Path) -> str:
     """What the tokeniser itself puts before a text (a base model's <bos>); a prompt is encoded without that."""
-    encoding = Tokenizer.from_file(str(path)).encode("1", add_special_tokens=True)
+    tokenizer = _tokenizer(path)
+    with reading(path):
+        encoding = tokenizer.encode("1", add_special_tokens=True)
     texts: list[str] = []
     for token, special in zip(encoding.tokens, encoding.special_tokens_mask, strict=True):
         if not special:
@@ -218,15 +279,6 @@ def _name(source: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", source.absolute().name).lstrip("._-")[:64] or "model"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"{path.parent} is not a Hugging Face folder: {path.name} cannot be read: {error.strerror}"
-        ) from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"{path} is not a table of settings")
-    return value
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -6,13 +6,11 @@ the network, and weights are read from safetensors only: a pickle runs code.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
 import transformers
-from safetensors import SafetensorError
 
 from echo2.p2p.errors import ConfigurationError
 from echo2.tasks.model_card import load_model_card
@@ -20,6 +18,7 @@ from echo2.tasks.model_card import load_model_card
 from .architectures import architecture_of, named_architecture
 from .attention import PACKED, Layout
 from .logprobs import chunked_logprobs
+from .reading import read_table, reading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,8 +46,8 @@ def load_policy(folder: Path) -> tuple[PreTrainedModel, ModelCard]:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise ConfigurationError(f"the model folder {folder} has no {name}; prepare the folder again")
-    try:
-        kind = json.loads((folder / CONFIG_FILE).read_bytes())["model_type"]
+    with reading(f"the model in {folder}", "cannot be loaded"):
+        kind = read_table(folder / CONFIG_FILE)["model_type"]
         if kind != card.architecture:
             raise ValueError(f"its card says {card.architecture}, its {CONFIG_FILE} {kind}")
         model, report = named_architecture(card.architecture).model.from_pretrained(
@@ -59,8 +58,6 @@ def load_policy(folder: Path) -> tuple[PreTrainedModel, ModelCard]:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
-        raise ConfigurationError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
     # Left to itself transformers draws missing weights at random and only warns: a run would train noise.
     lost = sorted({*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])})
     if lost:

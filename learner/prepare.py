@@ -57,11 +57,12 @@ def new_folder(out: Path) -> Iterator[Path]:
     Raises ConfigurationError when `out` is there already and not empty, or when the disk refuses.
     """
     out = out.absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigurationError(f"{out} exists and is not an empty folder; name another or remove it")
     try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigurationError(f"{out} exists and is not an empty folder; name another or remove it")
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+        # Not the whole of the name: with what is added to it, it might be longer than a name may be.
+        with tempfile.TemporaryDirectory(prefix=f".{out.name[:32]}.", dir=out.parent) as scratch:
             folder = Path(scratch) / "model"
             folder.mkdir()
             yield folder
@@ -69,4 +70,11 @@ def new_folder(out: Path) -> Iterator[Path]:
                 out.rmdir()
             folder.rename(out)
     except OSError as error:
-        raise ConfigurationError(f"the model folder {out} cannot be written: {error.strerror or error}") from error
+        raise ConfigurationError(
+            f"the model folder {_short(out)} cannot be written: {error.strerror or error}"
+        ) from error
+
+
+def _short(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 300 else text[:297] + "..."

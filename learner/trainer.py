@@ -63,7 +63,7 @@ class TorchTrainer:
         self._checkpoints = Checkpoints(config.home / CHECKPOINTS_FOLDER, kept=config.checkpoints_kept)
         if self._team.ranks is None and torch.cuda.is_available():
             self._team.join(first_place(1, config.home))  # one GPU is used as several are
-        self._base = None if config.adapter is None else base_of(config.model_dir, config.adapter.alpha)
+        self._base = base_of(config.model_dir, None if config.adapter is None else config.adapter.alpha)
         if self._team.ranks is None:
             check_products(config.train.dtype)
             self._state = self._alone(model)
@@ -160,7 +160,7 @@ class TorchTrainer:
 
     def _save(self, progress: Progress) -> None:
         kept = {f"{name}/{key}": (name, key) for name, key in self._state.state_shapes()}
-        beside = {RNG_KEY: self._generator.get_state()} | ({} if self._base is None else self._base.state())
+        beside = {RNG_KEY: self._generator.get_state()} | self._base.state()
 
         def load(entry: str) -> Tensor:
             return beside[entry] if entry in beside else self._read(*kept[entry])
@@ -176,6 +176,9 @@ class TorchTrainer:
         progress, folder = found
         with open_tensors(folder, WEIGHTS_FILE) as weights:
             self._check_weights(weights.shapes)
+            with open_tensors(folder, OPTIMIZER_FILE) as state:
+                beside = {entry: state.load(entry) for entry in state.shapes if "/" not in entry}
+            self._base.check(beside, self._config.model_dir)
             for name in weights.shapes:
                 self._write(name, "", weights.load(name))
         with self._team.turn(FORGET):
@@ -186,8 +189,6 @@ class TorchTrainer:
                 if name:
                     self._write(name, key, state.load(entry))
             self._generator.set_state(state.load(RNG_KEY).clone())
-            if self._base is not None:
-                self._base.check({entry: state.load(entry) for entry in state.shapes if "/" not in entry})
         return progress
 
     def _read(self, name: str, key: str = "") -> Tensor:
@@ -207,7 +208,7 @@ class TorchTrainer:
         weights = load_tensors(self._checkpoints.path(epoch, version), WEIGHTS_FILE)
         self._check_weights({name: tuple(weight.shape) for name, weight in weights.items()})
         path, config, domain = folder / f"e{epoch}-v{version}.gguf", self._model_config, self._config.domain
-        if self._base is None:
+        if self._base.alpha is None:
             return export_weights(config, weights, self._vocabulary, path, domain)
         if adapter:
             return export_adapter(config, weights, self._base.alpha, path, domain)

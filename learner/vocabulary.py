@@ -9,14 +9,16 @@ snapshot is to be right in llama.cpp all the same, where people will try it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import gguf
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo2.p2p.errors import ConfigurationError
 from echo2.tasks.model_card import TOKENIZER_FILE, load_model_card
+
+from .reading import read_table, reading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +45,40 @@ class _PreTokenizer:
     name: str
     steps: list[dict[str, Any]]
     ignore_merges: bool = False
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _AddedToken(_Part):
+    id: Annotated[int, Field(ge=0)]
+    content: str
+    special: bool
+
+
+class _Bpe(_Part):
+    vocab: Annotated[dict[str, Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    merges: list[str | Annotated[list[str], Field(min_length=2, max_length=2)]]
+
+
+class _BpeTokenizer(_Part):
+    """What is read of a tokenizer.json of byte-level BPE."""
+
+    model: _Bpe
+
+
+class _Model(_Part):
+    type: str
+
+
+class _Tokenizer(_Part):
+    """What is read of any tokenizer.json. The rest is for the library to judge."""
+
+    added_tokens: list[_AddedToken]
+    model: _Model
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
 
 
 _PRE_TOKENIZERS = (
@@ -90,6 +126,10 @@ def load_vocabulary(folder: Path) -> GgufVocabulary:
         tokens[added["id"]], types[added["id"]] = added["content"], int(kind)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     template = folder / CHAT_TEMPLATE_FILE
+    chat_template = ""
+    if template.is_file():
+        with reading(template):
+            chat_template = template.read_text(encoding="utf-8")
     return GgufVocabulary(
         name=card.name,
         context_tokens=card.context_tokens,
@@ -98,19 +138,22 @@ def load_vocabulary(folder: Path) -> GgufVocabulary:
         types=tuple(types),
         merges=tuple(merges or _INERT_MERGES),
         end_id=card.stop_ids[0],
-        chat_template=template.read_text(encoding="utf-8") if template.is_file() else "",
+        chat_template=chat_template,
     )
 
 
 def read_tokenizer(path: Path) -> dict[str, Any]:
     """What a `tokenizer.json` says. Raises ConfigurationError unless llama.cpp gives the same ids."""
+    data = read_table(path)
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _pre_tokenizer(data, path)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{path} is not a tokenizer.json: {error}") from error
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        _Tokenizer.model_validate(data)
+        with reading(path, "is not a tokenizer.json"):
+            _pre_tokenizer(data, path)
+        _BpeTokenizer.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigurationError(f"{path} is not a tokenizer.json: {where}: {first['msg']}") from error
     return data
 
 

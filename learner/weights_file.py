@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 import struct
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from echo2.p2p.errors import ConfigurationError
+
+from .reading import read_table, reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,15 +41,14 @@ class Weights:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._stack = ExitStack()
+        self.folder = folder
         self._where: dict[str, Any] = {}
-        try:
+        with ExitStack() as opened:
             for path in _files(folder):
-                file = self._stack.enter_context(safe_open(path, framework="pt"))
-                self._where.update(dict.fromkeys(file.keys(), file))
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self._stack.close()
-            raise ConfigurationError(f"the weights in {folder} cannot be read: {error}") from error
+                with reading(path):
+                    file = opened.enter_context(safe_open(path, framework="pt"))
+                    self._where.update(dict.fromkeys(file.keys(), file))
+            self._stack = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -62,19 +63,22 @@ class Weights:
 
     def shape(self, name: str) -> torch.Size:
         """Without reading the tensor."""
-        return torch.Size(self._where[name].get_slice(name).get_shape())
+        with self._reading(name):
+            return torch.Size(self._where[name].get_slice(name).get_shape())
 
     def dtype(self, name: str) -> torch.dtype | None:
         """Without reading the tensor; None for what is not f32, f16 or bf16."""
-        return _OURS.get(self._where[name].get_slice(name).get_dtype())
+        with self._reading(name):
+            return _OURS.get(self._where[name].get_slice(name).get_dtype())
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, as it is stored."""
-        try:
+        with self._reading(name):
             tensor: torch.Tensor = self._where[name].get_tensor(name)
-        except SafetensorError as error:
-            raise ConfigurationError(f"the tensor {name} cannot be read: {error}") from error
         return tensor
+
+    def _reading(self, name: str) -> AbstractContextManager[None]:
+        return reading(f"the tensor {name} in {self.folder}", "cannot be read")
 
 
 def write_weights(
@@ -97,12 +101,17 @@ def write_weights(
 
 
 def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
-    if not (folder / INDEX_FILE).is_file():
-        raise ValueError(f"there is neither {SINGLE_FILE} nor {INDEX_FILE}; other formats are not read")
-    shards = set(json.loads((folder / INDEX_FILE).read_bytes())["weight_map"].values())
-    for shard in shards:
-        if Path(shard).name != shard:
-            raise ValueError(f"{INDEX_FILE} names {shard!r}, which is not a file of the folder")
-    return [folder / shard for shard in sorted(shards)]
+    if not index.is_file():
+        raise ConfigurationError(
+            f"there is neither {SINGLE_FILE} nor {INDEX_FILE} in {folder}; weights of other formats are not read"
+        )
+    shards = read_table(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise ConfigurationError(f"{index} has no weight_map")
+    for shard in shards.values():
+        if not isinstance(shard, str) or Path(shard).name != shard or not (folder / shard).is_file():
+            raise ConfigurationError(f"{index} names {str(shard)[:64]!r}, which is not a file of the folder")
+    return [folder / shard for shard in sorted(set(shards.values()))]

@@ -28,6 +28,17 @@ SETTINGS_BYTES_MAX = 1 << 20
 ERRORS_SHOWN_MAX = 3
 """Mistakes named in the one error line; the rest are counted."""
 
+NESTING_MAX = 16
+"""Tables within tables, or parts of a dotted key; settings have three. The parser's time grows with the square of it,
+and what reads and writes the values calls itself once for each."""
+
+_INTEGER_MAX = 10**4300
+"""What Python writes in decimal. A longer one can be read from hexadecimal, and then neither shown nor passed on."""
+
+_KEY_PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_DEEP_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_KEY_PART}){{{NESTING_MAX}}}")
+"""A dotted key of more parts. Each is tried once, so a long line costs no more than its length."""
+
 
 class Settings(BaseModel):
     """Base of every settings table. Frozen, no coercion ("5" is not 5), no unknown keys, no NaN."""
@@ -123,6 +134,11 @@ def load_settings(path: Path, kind: type[S], *, overrides: Mapping[str, Any] | N
 def read_toml(path: Path) -> dict[str, Any]:
     """The values of a settings file. Raises ConfigurationError."""
     text = read_text(path, "settings file")
+    if deep := _DEEP_KEY.search(text):
+        line = text.count("\n", 0, deep.start()) + 1
+        raise ConfigurationError(
+            f"{path} is not a settings file: line {line} has a key of more than {NESTING_MAX} parts"
+        )
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -136,6 +152,7 @@ def make_settings(values: Mapping[str, Any], kind: type[S], *, source: str, fold
 
     Relative paths are taken from `folder`, or from the working directory when it is None.
     """
+    _check_plain(values, source)
     try:
         # Through JSON: strict mode then takes a list for a tuple and a string for a path, and nothing else.
         return kind.model_validate_json(json.dumps(values, default=str), context={"folder": folder})
@@ -147,10 +164,32 @@ def make_settings(values: Mapping[str, Any], kind: type[S], *, source: str, fold
         raise ConfigurationError(f"{source}: {'; '.join(shown)}") from error
 
 
+def _check_plain(values: Mapping[str, Any], source: str) -> None:
+    """Refuse what JSON cannot carry: nested too deep, a number too long to be written. Does not call itself."""
+    open_values: list[tuple[tuple[int | str, ...], Any]] = [((), values)]
+    while open_values:
+        location, value = open_values.pop()
+        if isinstance(value, int) and abs(value) >= _INTEGER_MAX:
+            raise ConfigurationError(f"{source}: {_shown(location)} is a number of thousands of digits; no setting is")
+        if not isinstance(value, Mapping | list | tuple):
+            continue
+        if len(location) > NESTING_MAX:
+            raise ConfigurationError(
+                f"{source}: {_shown(location)} is nested more than {NESTING_MAX} deep; no setting is"
+            )
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        open_values += (((*location, key), item) for key, item in items)
+
+
+def _shown(location: tuple[int | str, ...]) -> str:
+    text = _dotted(location)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def _leaves(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without those that only follow from another one: a list "too short" because its one item was refused."""
-    locations = [error["loc"] for error in errors]
-    return [e for e in errors if not any(len(o) > len(e["loc"]) and o[: len(e["loc"])] == e["loc"] for o in locations)]
+    above = {error["loc"][:length] for error in errors for length in range(len(error["loc"]))}
+    return [error for error in errors if error["loc"] not in above]
 
 
 def _explain(kind: type[Settings], error: dict[str, Any]) -> str:
@@ -176,7 +215,7 @@ def _explain(kind: type[Settings], error: dict[str, Any]) -> str:
     if error["type"].startswith("string_") and field:
         message, wanted = f"must be {field}", ""
     if not location:
-        return "this is not a table of settings"  # nested deeper than any
+        return "this is not a table of settings"  # a command line's bytes that are no text
     if field and field in message:
         wanted = ""
     given = json.dumps(error["input"], default=str, ensure_ascii=False)

@@ -172,6 +172,7 @@ async def test_a_connection_ends_when_its_client_takes_too_long(monkeypatch, bou
 async def test_requests_in_one_go_are_answered_in_turn_up_to_a_cap(monkeypatch):
     """None of the answers is lost when the connection is then closed, though more was asked."""
     monkeypatch.setattr(rest_server, "REQUESTS_MAX", 5)
+    monkeypatch.setattr(rest_server, "LINGER_SECONDS", 30.0)  # a busy machine
     async with served() as port:
         said = await asked(port, KEPT * 2000)
     assert said.count(b"HTTP/1.1 200") in (5, 6)

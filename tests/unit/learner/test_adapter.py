@@ -155,14 +155,35 @@ def test_a_frozen_copy_shares_its_weights_and_not_its_adapter(folders):
 
 def test_a_checkpoint_belongs_to_one_base_and_one_alpha(folders, tmp_path: Path):
     """Another base, another alpha, or no adapter at all is refused with the reason."""
-    base = base_of(folders("llama"), ALPHA)
-    base.check(base.state())
+    folder = folders("llama")
+    base = base_of(folder, ALPHA)
+    base.check(base.state(), folder)
     with pytest.raises(ConfigurationError, match="another base model"):
-        base_of(folders("qwen2"), ALPHA).check(base.state())
-    with pytest.raises(ConfigurationError, match=r"adapter.alpha = 12; set it"):
-        base_of(folders("llama"), 13.0).check(base.state())
+        base_of(folders("qwen2"), ALPHA).check(base.state(), folder)
+    with pytest.raises(ConfigurationError, match=r"adapter\.alpha = 12; set"):
+        base_of(folder, 13.0).check(base.state(), folder)
     with pytest.raises(ConfigurationError, match="another base model"):
-        base.check({})
+        base.check({}, folder)
+
+
+def test_a_run_without_an_adapter_belongs_to_one_base_too(folders):
+    """Another base is refused, and an adapter; a checkpoint of the first releases, which names no base, is not."""
+    folder = folders("llama")
+    base = base_of(folder, None)
+    base.check(base.state(), folder)
+    base.check({}, folder)
+    with pytest.raises(ConfigurationError, match="another base model"):
+        base_of(folders("qwen2"), None).check(base.state(), folder)
+    with pytest.raises(ConfigurationError, match="trained without an adapter"):
+        base_of(folder, ALPHA).check(base.state(), folder)
+    with pytest.raises(ConfigurationError, match=r"trained with adapter\.alpha = 12"):
+        base.check(base_of(folder, ALPHA).state(), folder)
+
+
+def test_a_base_that_is_gone_is_named(tmp_path: Path):
+    """The folder to look for is in the message."""
+    with pytest.raises(ConfigurationError, match=f"{tmp_path / 'gone'}.*cannot be read: No such file"):
+        base_of(tmp_path / "gone", ALPHA)
 
 
 def test_an_adapter_of_another_model_is_refused(folders):

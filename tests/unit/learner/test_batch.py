@@ -13,7 +13,9 @@ from echo2.p2p.messages import AdmittedRollout
 PEER = "12D3KooWQPfBmCkGTXPoCXzwPpGP7AZ9KTbB6sVg4aN8AsxKGoBf"
 
 
-def rollout(ordinal=0, sample=0, prompt=(5, 6), response=(7, 8), logprobs=None, reward=0.0, version=0, temperature=1.0):
+def rollout(
+    ordinal=0, sample=0, prompt=(5, 6), response=(7, 8), logprobs=None, reward=0.0, version=0, temperature=1.0, spans=()
+):
     return AdmittedRollout(
         sequence=1,
         lease_id=ordinal.to_bytes(8, "big") + sample.to_bytes(8, "big"),
@@ -27,6 +29,7 @@ def rollout(ordinal=0, sample=0, prompt=(5, 6), response=(7, 8), logprobs=None, 
         finish="stop",
         temperature=temperature,
         reward=reward,
+        spans=spans,
     )
 
 
@@ -85,6 +88,12 @@ def test_rewards_are_compared_within_the_grouping():
         (rollout(prompt=(1,) * 20), "in a context of 16"),
         (rollout().model_copy(update={"tokens": b"abc"}), "fours"),
         (rollout(response=(7,), logprobs=(float("nan"),)), "finite"),
+        (rollout(response=(7, 8), logprobs=(-1, 0.01)), "a log-probability of 0.01"),
+        (rollout(response=(7, 8), logprobs=(50, -1)), "a log-probability of 50"),
+        (rollout(response=(7, 8, 9), spans=(0, 3, 0)), "a turn in which nothing was drawn"),
+        (rollout(response=(7, 8, 9), spans=(1, 2, 0)), "a turn in which nothing was drawn"),
+        (rollout(response=(7, 8, 9), spans=(1, 1)), "spans of 2 tokens for 3"),
+        (rollout(response=(7, 8, 9)).model_copy(update={"spans": (3, -1, 1)}), "nothing was drawn"),
     ],
 )
 def test_a_rollout_that_would_end_the_process_is_found_out(bad, words):
@@ -95,6 +104,9 @@ def test_a_rollout_that_would_end_the_process_is_found_out(bad, words):
 def test_a_good_rollout_has_no_fault():
     """A rollout within the vocabulary and the context passes."""
     assert fault(rollout(), vocabulary_size=10, context_tokens=16) is None
+    several = rollout(response=(7, 8, 9), logprobs=(0.0005, 0, -1), spans=(1, 1, 1))
+    assert fault(several, vocabulary_size=10, context_tokens=16) is None
+    assert fault(rollout(response=(7, 8), spans=(1, 0, 1)), vocabulary_size=10, context_tokens=16) is None
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=9), st.integers(1, 3), st.randoms())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from contract.small_models import CHATML_TEMPLATE, LLAMA3_TEMPLATE
 
+from echo2.learner import chat_template
 from echo2.learner.chat_template import chat_format, read_chat_template
 from echo2.p2p.errors import ConfigurationError
 
@@ -88,6 +91,67 @@ def test_a_template_that_is_no_prefix_and_suffix_is_refused(template: str, says:
     """With the reason, and without a traceback."""
     with pytest.raises(ConfigurationError, match=says):
         chat_format(template, {}, CHATML_ENDS)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ 'a' * (10 ** 11) }}", "more than 256 MiB of memory"),
+        ("{% set x = lipsum(n=1000000) %}{{ messages[0].content }}", "takes too long|MiB of memory"),
+        ("{{ messages[0].content }}{{ 'a' * 2000000 }}", "2000012 characters around a prompt, at most 1048576"),
+        (
+            "{% if messages|length > 1 %}{{ 'a' * (10 ** 11) }}{% endif %}{{ messages[0].content }}",
+            "more than 256 MiB of memory",
+        ),
+        ("{%- macro f() -%}{{ f() }}{%- endmacro -%}{{ f() }}", "cannot be rendered"),
+    ],
+)
+def test_a_template_that_would_take_all_memory_is_refused(template: str, says: str):
+    """In a process of its own: it is a program of somebody else's, and the sandbox bounds neither time nor memory."""
+    with pytest.raises(ConfigurationError, match=says):
+        chat_format(template, {}, CHATML_ENDS)
+
+
+def test_a_template_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """After a bounded time on the clock, however the process spends it."""
+
+    def run(*_arguments: object, timeout: float, **_named: object) -> None:
+        raise subprocess.TimeoutExpired("python", timeout)
+
+    monkeypatch.setattr(chat_template.subprocess, "run", run)
+    with pytest.raises(ConfigurationError, match="it takes too long"):
+        chat_format("{{ messages[0].content }}.", {}, CHATML_ENDS)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+@pytest.mark.parametrize(("code", "says"), [(-24, "takes too long"), (-9, "takes too long"), (-11, "ended with -11")])
+def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch, code: int, says: str):
+    """Out of its seconds of CPU, or of the stack."""
+    died = subprocess.CompletedProcess([], code, stdout=b"", stderr=b"")
+    monkeypatch.setattr(chat_template.subprocess, "run", lambda *_, **__: died)
+    with pytest.raises(ConfigurationError, match=says):
+        chat_format("{{ messages[0].content }}!", {}, CHATML_ENDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("chat_template.jinja", b"\xff\xfe", "is not a chat template: it is not UTF-8"),
+        ("chat_template.jinja", b"x" * (1 << 20) + b"x", "too large to be a chat template"),
+        ("chat_template.json", b"", "is not JSON"),
+        ("chat_template.json", b"[]", "is not a table"),
+        ("chat_template.json", b"[" * 100_000, "nested too deep"),
+        ("chat_template.json", b'{"chat_template": 3}', "chat_template is not a text"),
+        ("chat_template.json", b'{"chat_template": [{"a": 1}]}', "not a name and a template"),
+        ("chat_template.json", b'{"chat_template": [{"name": [], "template": "x"}]}', "not a name and a template"),
+    ],
+)
+def test_a_damaged_file_of_a_template_is_named(tmp_path: Path, name: str, content: bytes, says: str):
+    """A bare text without the file would send its reader to the wrong one of four."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        read_chat_template(tmp_path, {})
+    assert str(tmp_path / name) in str(caught.value)
 
 
 def test_where_a_template_is_looked_for(tmp_path: Path):

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -179,14 +180,175 @@ def test_a_folder_named_for_another_version_is_not_trusted(folder):
     assert newest(folder) == (0, 2)
 
 
-def test_another_format_is_not_guessed_at(folder):
+def test_another_format_is_not_guessed_at(folder, caplog):
     """A checkpoint of a later software version is not half understood."""
     checkpoints = Checkpoints(folder, kept=3)
     save(checkpoints, progress(2))
     path = checkpoints.path(0, 2) / PROGRESS_FILE
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
     with pytest.raises(ConfigurationError):
         newest(folder)
+    assert "it is of format 3, this version reads 2" in caplog.text
+
+
+def flipped(data, seed=0):
+    """Every fourth byte of `data` in turn with one of its bits the other way."""
+    rng = random.Random(seed)
+    for place in range(seed, len(data), 4):
+        changed = bytearray(data)
+        changed[place] ^= 1 << rng.randrange(8)
+        yield place, bytes(changed)
+
+
+def test_no_bit_of_progress_changes_in_silence(folder, caplog):
+    """Damaged or cut off at one byte after another: the older one is taken, or what was meant still stands there."""
+    checkpoints = Checkpoints(folder, kept=3)
+    save(checkpoints, progress(2, 2))
+    save(checkpoints, FULL)
+    path = checkpoints.path(2, 4) / PROGRESS_FILE
+    data = path.read_bytes()
+    taken = 0
+    for place, changed in [*flipped(data), *((stop, data[:stop]) for stop in range(0, len(data), 16))]:
+        path.write_bytes(changed)
+        found, _ = Checkpoints(folder, kept=3).restore()
+        assert found in (FULL, progress(2, 2)), place
+        taken += found == FULL
+    assert taken < 20  # white space, mostly
+    assert f"{path.parent} is damaged and is passed over: {PROGRESS_FILE} is not what was written" in caplog.text
+
+
+def test_a_rewritten_consumed_set_is_found_out(folder):
+    """Valid JSON that says another thing: without a checksum, samples would be trained on twice, or never."""
+    checkpoints = Checkpoints(folder, kept=3)
+    save(checkpoints, progress(5, consumed=((0, 40, 0xFF),)))
+    path = checkpoints.path(0, 5) / PROGRESS_FILE
+    text = path.read_text()
+    for other in ('[0, 40, "fb"]', '[0, 10, "ff"]', '[4, 40, "ff"]'):
+        path.write_text(text.replace('[0, 40, "ff"]', other))
+        assert path.read_text() != text
+        with pytest.raises(ConfigurationError, match="every checkpoint"):
+            newest(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b"[]",
+        b"3",
+        b"null",
+        b'{"format": 1}',
+        b'{"format": 1, "files": {}}',
+        b'{"format": {}, "files": 3}',
+        b'{"version": ' + b"9" * 5000 + b"}",
+        b"\xff\xfe\x00",
+    ],
+    ids=["nested", "list", "number", "null", "bare", "no files", "odd", "digits", "binary"],
+)
+def test_whatever_progress_says_is_passed_over(folder, content):
+    """No content ends the learner: it goes on from the checkpoint before."""
+    checkpoints = Checkpoints(folder, kept=3)
+    save(checkpoints, progress(2))
+    save(checkpoints, progress(4))
+    (checkpoints.path(0, 4) / PROGRESS_FILE).write_bytes(content)
+    assert newest(folder) == (0, 2)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS_FILE, OPTIMIZER_FILE, PROGRESS_FILE])
+def test_what_may_never_end_is_not_read(folder, name):
+    """A pipe or a device in a file's place is damage."""
+    checkpoints = Checkpoints(folder, kept=3)
+    save(checkpoints, progress(2))
+    save(checkpoints, progress(4))
+    path = checkpoints.path(0, 4) / name
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert newest(folder) == (0, 2)
+    path.unlink()
+    os.mkfifo(path)
+    assert newest(folder) == (0, 2)
+
+
+def of_format_1(path, **changes):
+    value = json.loads(path.read_text()) | {"format": 1} | changes
+    del value["sha256"]
+    path.write_text(json.dumps(value))
+
+
+def test_a_checkpoint_of_the_first_releases_is_taken_on_trust(folder, caplog):
+    """It has no checksum of its own; the log says so, and the save after a start has one."""
+    save(Checkpoints(folder, kept=3), FULL)
+    path = folder / "e000002-v00000004" / PROGRESS_FILE
+    of_format_1(path)
+    assert Checkpoints(folder, kept=3).restore()[0] == FULL
+    assert "of an earlier release, without a checksum" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": 3},
+        {"version": 4.0},
+        {"epoch": True},
+        {"consumed": [[5, 1, "ff"]]},
+        {"consumed": [["a", "b", "ff"]]},
+        {"consumed": [[0, 1, "-ff"]]},
+        {"consumed": [[0, 1.5, "ff"]]},
+        {"sha256": None},
+    ],
+)
+def test_what_is_taken_on_trust_must_make_sense(folder, changes):
+    """What no learner writes is damage. Nor does a newer checkpoint pass for an older one by its checksum's loss."""
+    checkpoints = Checkpoints(folder, kept=3)
+    save(checkpoints, progress(2))
+    save(checkpoints, progress(1, 1))
+    path = checkpoints.path(1, 1) / PROGRESS_FILE
+    if "sha256" in changes:
+        path.write_text(path.read_text().replace('"sha256": "', '"sha257": "'))
+    else:
+        of_format_1(path, **changes)
+    assert newest(folder) == (1, 2)
+
+
+@pytest.mark.parametrize("kind", ["dangling", "file"])
+def test_a_folder_that_is_none_is_not_an_empty_home(tmp_path, folder, kind):
+    """The disk with the checkpoints is not mounted: to start over in silence would throw the run away."""
+    folder.symlink_to(tmp_path / "gone") if kind == "dangling" else folder.write_text("x")
+    with pytest.raises(ConfigurationError, match=f"{folder} is no folder"):
+        newest(folder)
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling", "link"])
+def test_what_is_in_a_checkpoints_way_is_named(folder, kind):
+    """It is not removed, and no half-written checkpoint is left behind."""
+    checkpoints = Checkpoints(folder, kept=3)
+    save(checkpoints, progress(2))
+    path = checkpoints.path(0, 4)
+    path.write_text("x") if kind == "file" else path.symlink_to(checkpoints.path(0, 2 if kind == "link" else 3))
+    with pytest.raises(OSError, match=f"{path} is in the way"):
+        save(checkpoints, progress(4))
+    assert sorted(entry.name for entry in folder.iterdir()) == ["e000000-v00000002", "e000000-v00000004"]
+    path.unlink()
+    save(checkpoints, progress(4))
+    assert newest(folder) == (0, 4)
+
+
+def test_a_rename_that_fails_leaves_nothing(folder, monkeypatch):
+    """The bytes of a checkpoint that cannot have its name are given back."""
+    checkpoints = Checkpoints(folder, kept=3)
+    save(checkpoints, progress(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(OSError, match="Input/output"):
+            save(checkpoints, progress(4))
+    assert [entry.name for entry in folder.iterdir()] == ["e000000-v00000002"]
+
+
+def test_a_name_with_an_absurd_number_is_no_checkpoint(folder):
+    """An epoch of 200 digits would have to be exceeded by the next."""
+    save(Checkpoints(folder, kept=3), progress(2))
+    (folder / f"e{'9' * 200}-v00000001").mkdir()
+    assert newest(folder) == (0, 2)
 
 
 class Crash(Exception):

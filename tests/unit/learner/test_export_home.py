@@ -8,6 +8,7 @@ import pytest
 import torch
 from contract.llama_reference import torch_logprobs
 from contract.small_models import write_folder
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -95,10 +96,75 @@ async def test_mistakes_are_told_in_one_line_and_leave_nothing(world: Path):
     assert not (world / "out").exists()
 
 
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)])
+async def test_a_base_that_is_gone_is_named(world: Path, adapter):
+    """What is missing, and where it was looked for: not the folder that was to be made, and no library's words."""
+    await trained(world, adapter)
+    gone = world / "gone"
+    with pytest.raises(ConfigurationError, match=f"there is no folder {gone}, where .* --model-dir"):
+        export_home(world / "home", world / "out", model_dir=gone, dtype="f32")
+    (world / "model").rename(gone)
+    with pytest.raises(ConfigurationError, match=f"there is no folder {world / 'model'}, where"):
+        export_home(world / "home", world / "out", model_dir=None, dtype="f32")
+    (gone / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match=f"{gone / 'model.safetensors'}, cannot be read: No such file"):
+        export_home(world / "home", world / "out", model_dir=gone, dtype="f32")
+    assert not (world / "out").exists()
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)])
+async def test_a_damaged_model_folder_is_named(world: Path, adapter):
+    """Its config or its tokenizer torn, after the run began."""
+    await trained(world, adapter)
+    for name in ("config.json", "tokenizer.json"):
+        path = world / "model" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ConfigurationError, match=str(path)):
+            export_home(world / "home", world / "out", model_dir=None, dtype="f32")
+        path.write_bytes(whole)
+    assert not (world / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"a\x00b", b"x" * (2 << 20)])
+async def test_a_damaged_note_of_the_model_is_named(world: Path, content: bytes):
+    """The file in the home, and the option that does without it."""
+    await trained(world)
+    (world / "home" / MODEL_DIR_FILE).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=str(world / "home" / MODEL_DIR_FILE)):
+        export_home(world / "home", world / "out", model_dir=None, dtype="f32")
+
+
+async def test_a_name_that_is_too_long_is_told(world: Path):
+    """In one line, before anything is made."""
+    await trained(world)
+    with pytest.raises(ConfigurationError, match="cannot be written: File name too long"):
+        export_home(world / "home", world / ("a" * 300), model_dir=None, dtype="f32")
+
+
+async def test_a_damaged_checkpoint_is_passed_over(world: Path):
+    """As when the learner starts; without another one a person is told."""
+    trainer = await trained(world)
+    await trainer.save(Progress(run="demo", epoch=0, version=6))
+    path = world / "home" / "checkpoints" / "e000000-v00000006" / "progress.json"
+    path.write_text(path.read_text().replace('"files"', '"filez"'))
+    assert export_home(world / "home", world / "out", model_dir=None, dtype="f32").version == 4
+
+
+async def test_a_full_checkpoint_of_another_base_of_the_same_shapes_is_refused(world: Path):
+    """Its tokenizer would go out with weights that know another."""
+    await trained(world)
+    weights = load_file(world / "hub" / "model.safetensors")
+    save_file({name: weight + 1 for name, weight in weights.items()}, world / "hub" / "model.safetensors")
+    prepare_from(world / "hub", world / "other")
+    with pytest.raises(ConfigurationError, match=f"another base model than that in {world / 'other'}"):
+        export_home(world / "home", world / "out", model_dir=world / "other", dtype="f32")
+
+
 async def test_a_full_checkpoint_of_another_model_is_refused(world: Path):
-    """By the names or the shapes of its weights."""
+    """By the base that it names."""
     await trained(world)
     write_folder(world / "hub2", "llama")
     prepare_from(world / "hub2", world / "other")
-    with pytest.raises(ConfigurationError, match="not of the model in"):
+    with pytest.raises(ConfigurationError, match="another base model"):
         export_home(world / "home", world / "out", model_dir=world / "other", dtype="f32")

@@ -18,6 +18,7 @@ from echo2.learner.hugging_face import write_folder as export_folder
 from echo2.learner.main import app
 from echo2.learner.policy import load_policy
 from echo2.learner.prepare import new_folder, prepare_from
+from echo2.learner.reading import reading
 from echo2.learner.weights_file import Weights
 from echo2.p2p.errors import ConfigurationError
 
@@ -135,6 +136,159 @@ def test_a_tokenizer_that_llama_cpp_does_not_reproduce_is_refused(
     change(tmp_path / "hub" / "tokenizer.json", **changes)
     with pytest.raises(ConfigurationError, match=says):
         prepare_from(tmp_path / "hub", tmp_path / "model")
+
+
+CONFIG_MISTAKES = [
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps = 'nan'.*is not a number above 0"),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps = 'inf'"),
+    ({"rms_norm_eps": 1.5}, "rms_norm_eps = '1.5'"),
+    ({"rms_norm_eps": 0.0}, "rms_norm_eps = '0.0'"),
+    ({"rms_norm_eps": -1e-6}, "rms_norm_eps = '-1e-06'"),
+    ({"rms_norm_eps": "x"}, "config.json cannot be used: .*rms_norm_eps"),
+    ({"hidden_size": 10**30}, "config.json: hidden_size = 1000.* is not a whole number from 1 to"),
+    ({"num_hidden_layers": 10**6}, "config.json: num_hidden_layers = 1000000 is not"),
+    ({"num_attention_heads": 0}, "config.json: num_attention_heads = 0 is not"),
+    ({"num_key_value_heads": -1}, "config.json: num_key_value_heads = -1 is not"),
+    ({"vocab_size": True}, "config.json: vocab_size = true is not"),
+    ({"head_dim": 1.5}, "config.json: head_dim = 1.5 is not"),
+    ({"bos_token_id": -1}, "config.json: bos_token_id = -1 is not a token id"),
+    ({"pad_token_id": 10**12}, "config.json: pad_token_id = 1000000000000 is not a token id"),
+    ({"tie_word_embeddings": "yes"}, "config.json cannot be used: .*tie_word_embeddings"),
+    ({"layer_types": ["x"]}, "config.json cannot be used"),
+    ({"dtype": "evil"}, "config.json cannot be used: .*evil"),
+    ({"rope_parameters": 3}, "config.json cannot be used: .*rope_parameters"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": "x", "rope_theta": 1e4}}, "factor = 'x' in config.json"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}}, "rope_theta = 'inf'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), CONFIG_MISTAKES)
+def test_a_configuration_that_is_no_models_is_refused(tmp_path: Path, changes: dict[str, object], says: str):
+    """In one line with the key, whatever a library would have raised; sizes before anything of that size is made."""
+    write_folder(tmp_path / "hub", "qwen3")
+    change(tmp_path / "hub" / "config.json", **changes)
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        prepare_from(tmp_path / "hub", tmp_path / "model")
+    assert "\n" not in str(caught.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["hub"]
+
+
+TOKENIZER_MISTAKES = [
+    ({"added_tokens": None}, "added_tokens: Input should be a valid list"),
+    ({"added_tokens": [{}]}, r"added_tokens\.0\.id: Field required"),
+    (
+        {"added_tokens": [{"id": "x", "content": 3, "special": 1}]},
+        r"added_tokens\.0\.id: Input should be a valid integer",
+    ),
+    ({"added_tokens": [{"id": -1, "content": "a", "special": True}]}, r"added_tokens\.0\.id: Input should be greater"),
+    ({"pre_tokenizer": "x"}, "pre_tokenizer: Input should be a valid dictionary"),
+    ({"pre_tokenizer": {"type": "Sequence"}}, "'pretokenizers' is missing"),
+    ({"version": 3}, "cannot be used: invalid type"),
+    ({"decoder": [1]}, "cannot be used: data did not match"),
+    ({"post_processor": 3}, "cannot be used: data did not match"),
+    ({"model.vocab": None}, r"model\.vocab: Input should be a valid dictionary"),
+    ({"model.vocab": {"a": "b"}}, r"model\.vocab\.a: Input should be a valid integer"),
+    ({"model.vocab": {"a": -1}}, r"model\.vocab\.a: Input should be greater"),
+    ({"model.vocab": ...}, r"model\.vocab: Field required"),
+    ({"model.merges": [3]}, r"model\.merges\.0"),
+    ({"model.merges": ["q z"], "model.vocab": {"a": 0}}, "cannot be used: Token `q` out of vocabulary"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), TOKENIZER_MISTAKES)
+def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path, changes: dict[str, object], says: str):
+    """In one line with the file and the key, or the place that its own library names."""
+    write_folder(tmp_path / "hub", "llama")
+    path = tmp_path / "hub" / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    for key, value in changes.items():
+        *tables, last = key.split(".")
+        table = settings[tables[0]] if tables else settings
+        table[last] = value
+        if value is ...:
+            del table[last]
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        prepare_from(tmp_path / "hub", tmp_path / "model")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [1.5, True, "x", {}, [1, "a"], [[1]]])
+def test_an_end_that_is_no_token_id_is_refused(tmp_path: Path, value: object):
+    """Not rounded to another token: a response would end where the model never ends one."""
+    write_folder(tmp_path / "hub", "llama")
+    change(tmp_path / "hub" / "generation_config.json", eos_token_id=value)
+    with pytest.raises(
+        ConfigurationError, match=r"generation_config.json: eos_token_id = .* neither a token id nor a list"
+    ):
+        prepare_from(tmp_path / "hub", tmp_path / "model")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, number: float):
+    """One of them anywhere makes every log-probability of every node NaN."""
+    write_folder(tmp_path / "hub", "llama", dtype=torch.bfloat16)
+    path = tmp_path / "hub" / "model.safetensors"
+    weights = load_file(path)
+    weights["model.layers.1.mlp.up_proj.weight"][-1, -1] = number
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(ConfigurationError, match=r"hub: .*model\.layers\.1\.mlp\.up_proj\.weight are not all finite"):
+        prepare_from(tmp_path / "hub", tmp_path / "model")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["hub"]
+
+
+NESTED = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(
+            (name, NESTED)
+            for name in ("config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json")
+        ),
+        *((name, b"\xff") for name in ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")),
+        *((name, b"\xef\xbb\xbf{}") for name in ("config.json", "generation_config.json", "tokenizer_config.json")),
+        *((name, b"3") for name in ("generation_config.json", "tokenizer_config.json", "chat_template.json")),
+        *(("model.safetensors.index.json", content) for content in (NESTED, b"[]", b"{}", b'{"weight_map": {"a": 3}}')),
+        *(("model.safetensors", content) for content in (b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"{}x")),
+    ],
+)
+def test_every_damaged_file_is_named(tmp_path: Path, name: str, content: bytes):
+    """Deep, binary or of another kind: one line, with the file in it."""
+    write_folder(tmp_path / "hub", "llama")
+    if name == "chat_template.json":
+        change(tmp_path / "hub" / "tokenizer_config.json", chat_template=...)
+    if name.endswith("index.json"):
+        (tmp_path / "hub" / "model.safetensors").unlink()
+    (tmp_path / "hub" / name).write_bytes(content)
+    with pytest.raises(ConfigurationError) as caught:
+        prepare_from(tmp_path / "hub", tmp_path / "model")
+    assert str(tmp_path / "hub" / name) in str(caught.value) or "weights do not fit" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("raised", [Exception("odd"), AssertionError(), MemoryError(), RecursionError(), KeyError("x")])
+def test_whatever_a_library_raises_is_the_folders_fault(raised: Exception):
+    """A bare Exception, a failed assertion: one line that begins with what was read."""
+    with pytest.raises(ConfigurationError, match=r"^some/file cannot be used: \S") as caught, reading("some/file"):
+        raise raised
+    assert caught.value.__cause__ is raised
+
+
+def test_ctrl_c_is_nobodys_fault():
+    """What ends the process is let through."""
+    with pytest.raises(KeyboardInterrupt), reading("some/file"):
+        raise KeyboardInterrupt
+
+
+def test_a_name_that_is_too_long_is_told(tmp_path: Path):
+    """The longest that a file system takes works; one more is refused in one line."""
+    write_folder(tmp_path / "hub", "llama")
+    prepare_from(tmp_path / "hub", tmp_path / ("a" * 255))
+    with pytest.raises(ConfigurationError, match="cannot be written: File name too long"):
+        prepare_from(tmp_path / "hub", tmp_path / ("a" * 256))
 
 
 def test_merges_passed_over_are_llama_3s_alone(tmp_path: Path):

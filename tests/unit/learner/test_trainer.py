@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from echo2.learner.adapter import Base
 from echo2.learner.config import AdapterSettings, LearnerConfig, ObjectiveSettings, TrainSettings
 from echo2.learner.interfaces import Batch, Group, Progress
 from echo2.learner.policy import save_policy, token_logprobs
@@ -305,6 +306,29 @@ async def test_a_checkpoint_of_another_model_is_refused(make, tmp_path):
     save_policy(LlamaForCausalLM(LlamaConfig(**(config | {"num_hidden_layers": 1}))), other)
     with pytest.raises(ConfigurationError, match="not of the model"):
         await make(model_dir=other).restore()
+
+
+async def test_a_run_goes_on_upon_the_base_it_began_with(make, tmp_path):
+    """Another folder of the same shapes is another model, whatever the checkpoint's own weights are."""
+    trainer = make()
+    trainer.train_now(sample(trainer.model, rewards=mixed))
+    await trainer.save(Progress(run="demo", epoch=0, version=1))
+    other = make_model(tmp_path / "other", seed=9)
+    again = make(model_dir=other)
+    before = weights(again)
+    with pytest.raises(ConfigurationError, match=f"another base model than that in {other}"):
+        await again.restore()
+    assert same(before, weights(again))
+    same_weights = make_model(tmp_path / "same")
+    assert (await make(model_dir=same_weights).restore()).version == 1
+
+
+async def test_a_checkpoint_that_names_no_base_is_taken(make, monkeypatch):
+    """Those of the first releases named the base of adapters only."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Base, "state", lambda _: {})
+        await make().save(Progress(run="demo", epoch=0, version=1))
+    assert (await make().restore()).version == 1
 
 
 async def test_a_cancelled_step_ends_soon_and_without_an_update(make):

@@ -127,14 +127,24 @@ def test_a_folder_is_not_a_settings_file(tmp_path):
     ("content", "says"),
     [
         (b"a=" + b"[" * 20_000, "is not a settings file"),
-        (b"a=" + b"[" * 300 + b"]" * 300, "this is not a table of settings"),
+        (b"a=" + b"[" * 300 + b"]" * 300, "is nested more than 16 deep"),
+        (b'name = "a"\nx' + b".a" * 3000 + b" = 1", "line 2 has a key of more than 16 parts"),
+        (b"[x" + b".a" * 100_000 + b"]", "line 1 has a key of more than 16 parts"),
+        (b"x = {'a'" + b""" . "a" """ * 17 + b"= 1}", "line 1 has a key of more than 16 parts"),
+        (b"\n".join(b"a" + b".b" * depth + b".c = 1" for depth in range(1, 800)), "line 15 has a key"),
+        (b"x = " + b"{a = " * 20 + b"1" + b"}" * 20, "is nested more than 16 deep"),
+        (b"port = 0x" + b"f" * 5000, "port is a number of thousands of digits"),
+        (b"engine.threads = 0b1" + b"0" * 30_000, "engine.threads is a number of thousands of digits"),
         (b"port = " + b"1" * 5000, "is not a settings file: Exceeds the limit (4300 digits)"),
         (b"port = " + b"1" * 4000, "port = 1111"),
         (b'name = "a"\nhome = "~nosuchuser9/x"', 'home = "~nosuchuser9/x": ~nosuchuser9/x: there is no such user'),
         (b'name = "a"\nhome = "a\\u0000b"', "cannot be the name of a file"),
         (b'name = "a"\nport = 1979-05-27', 'port = "1979-05-27"'),
     ],
-    ids=["nested", "nested less", "5000 digits", "4000 digits", "unknown user", "nul", "date"],
+    ids=[
+        *("nested", "nested less", "dotted key", "dotted header", "dotted and quoted", "dotted lines", "inline tables"),
+        *("hexadecimal", "binary", "5000 digits", "4000 digits", "unknown user", "nul", "date"),
+    ],
 )
 def test_what_no_settings_file_holds(tmp_path, content, says):
     """What is too deep, too long or impossible is refused in one line as well."""
@@ -143,6 +153,29 @@ def test_what_no_settings_file_holds(tmp_path, content, says):
         load_settings(tmp_path / "s.toml", Sample)
     assert says in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_what_a_command_line_adds_is_bounded_too():
+    """Values that no file held: tables 2000 deep, a number of 6000 digits, bytes that are no text."""
+    deep: dict[str, object] = {}
+    table = deep
+    for _ in range(2000):
+        table["a"] = table = {}
+    assert "engine.a.a." in wrong({"name": "a", "engine": deep})
+    assert "nested more than 16 deep" in wrong({"name": "a", "engine": deep})
+    assert wrong({"port": 1 << 20_000}) == "sample.toml: port is a number of thousands of digits; no setting is"
+    assert "not a table of settings" in wrong({"name": "\udcff"})
+
+
+def test_the_usual_depth_of_keys_is_free(tmp_path):
+    """Dots in values and comments are not keys, and a dotted key may go as deep as settings do."""
+    (tmp_path / "s.toml").write_text('# 1. 2. 3.\nname = "a"\nengine.threads = 3\nhome = "' + "a.b/" * 40 + '"')
+    assert load_settings(tmp_path / "s.toml", Sample).engine.threads == 3
+
+
+def test_thousands_of_mistakes_are_counted_at_once():
+    """The time is that of reading them, not its square."""
+    assert wrong({"name": "a"} | {f"k{i}": i for i in range(30_000)}).endswith("and 29997 more")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
