@@ -150,10 +150,10 @@ class Connection:
         with self._scope:
             async with TaskGroup() as tasks:
                 state = ConnectionState({})
-                protocol = Http1(
+                self._protocol = Http1(
                     self._app, self._config, self._context, tasks, state, False, client, server, self._event
                 )
-                await self._read(protocol)
+                await self._read(self._protocol)
 
     def _allow(self, seconds: float) -> None:
         self._scope.deadline = min(self._ends_at, trio.current_time() + seconds)
@@ -169,6 +169,8 @@ class Connection:
             if not data:
                 break
             await protocol.handle(RawData(bytes(data)))
+            if protocol.connection.their_state in {h11.ERROR, h11.MUST_CLOSE, h11.CLOSED}:
+                return  # no request can follow: the connection ends with the answer under way
         if protocol.connection.their_state not in {h11.DONE, h11.MUST_CLOSE}:
             self._scope.cancel()  # in the middle of a request, or between two
             return
@@ -182,13 +184,15 @@ class Connection:
             self._answering = False
             self._allow(IDLE_SECONDS if event.idle else READ_SECONDS)
             if event.idle and self._said_all:
-                self._end()
-        elif isinstance(event, Closed):
-            self._end()
+                await self._end()
+        elif isinstance(event, Closed) and self._protocol.connection.our_state not in _ANSWERING:
+            await self._end()
 
-    def _end(self) -> None:
-        self._orderly = True
-        self._scope.cancel()
+    async def _end(self) -> None:
+        """When the answer under way has left: requests behind the last one answered close as well, in the midst of it."""
+        async with self._writing:
+            self._orderly = True
+            self._scope.cancel()
 
     async def _write(self, data: bytes) -> None:
         if not self._answering:
@@ -213,6 +217,9 @@ class Connection:
             await self._stream.send_eof()
             while await self._stream.receive_some(READ_BYTES):
                 pass
+
+
+_ANSWERING = frozenset({h11.SEND_RESPONSE, h11.SEND_BODY})
 
 
 class Http1(H11Protocol):

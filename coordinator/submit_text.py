@@ -6,6 +6,8 @@ import json
 import math
 from typing import TYPE_CHECKING
 
+from echo2.tasks.scorer_wire import printable
+
 if TYPE_CHECKING:
     from .preview import Seen
     from .submit import Report
@@ -33,7 +35,7 @@ def _seen_lines(seen: Seen, examples: int) -> list[str]:
         lines.append(f"  {seen.turns}")
     for number, prompt in enumerate(seen.prompts[:examples], 1):
         lines.append(f"  example {number}: {prompt.tokens} tokens, at most {prompt.tokens_max} in answer")
-        lines += [f"    | {line}" for line in prompt.text.splitlines() or [""]]
+        lines += [f"    | {printable(line)}" for line in prompt.text.splitlines() or [""]]
     return lines
 
 

@@ -7,8 +7,10 @@ Everything runs where it runs in production, in the scorer's worker, and under b
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -25,6 +27,7 @@ from echo2.tasks.scorer import (
     TaskUnusable,
     open_scorer,
 )
+from echo2.tasks.scorer_wire import printable
 from echo2.tasks.task import TaskSpec
 
 if TYPE_CHECKING:
@@ -46,6 +49,15 @@ SLOW_SHARE = 0.25
 """A reward that takes more of its limit is noted: a loaded machine is several times slower."""
 
 SHOWN_CHARACTERS_MAX = 100
+
+COPIED_PROMPTS = 20
+COPIES_MAX = 3
+"""Expressions of one prompt that are tried as answers."""
+
+COPIED_CHARACTERS_MAX = 4096
+
+ORDER_SEED = 1
+"""In what order the second process is asked: a reward must not depend on what was scored before."""
 
 HASH_SEEDS = (0, 20_251)
 """Of the two processes compared: sets and dictionaries of texts come in another order."""
@@ -78,12 +90,14 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def problem(self, text: str) -> None:
-        """What would spoil a run."""
+        """What would spoil a run. A task's own words may be in it, which a terminal must not obey."""
+        text = printable(text)
         self.problems.append(text)
         self.tell(f"  PROBLEM: {text}")
 
     def note(self, text: str) -> None:
         """What the author should know."""
+        text = printable(text)
         self.notes.append(text)
         self.tell(f"  note: {text}")
 
@@ -127,7 +141,7 @@ async def check_task(spec: TaskSpec, tell: Callable[[str], None], *, item_second
     try:
         for hash_seed in (*HASH_SEEDS, HASH_SEEDS[0]):
             first = not findings
-            if len(findings) == 2 and (findings[0] == findings[1] or spec.name == "file"):
+            if len(findings) == 2 and (_alike(*findings) or spec.name == "file"):
                 break  # a third is only to tell, of a library's data set, chance from order
             started = trio.current_time()
             async with open_scorer(spec, item_seconds=item_seconds, wrap=True, hash_seed=hash_seed) as scorer:
@@ -136,27 +150,34 @@ async def check_task(spec: TaskSpec, tell: Callable[[str], None], *, item_second
                     _tell_protection(scorer, report)
                 sizes = await scorer.sizes(spec)
                 look = _look_at_episodes if sizes.turns_max else _look_at_prompts
-                findings.append(
-                    await look(scorer, spec, sizes, report if first else Report(lambda _line: None), item_seconds)
-                )
+                quiet = report if first else Report(lambda _line: None)
+                order = None if first else Random(ORDER_SEED)
+                findings.append(await look(scorer, spec, sizes, quiet, item_seconds, order))
     except TaskUnusable as error:
         report.problem(str(error))
     except ScorerUnavailable as error:
-        raise ConfigurationError(f"{error}; does the task end its process while it is loaded?") from error
+        raise ConfigurationError(printable(str(error))) from error
     else:
         tell("two processes")
-        if findings[0] == findings[1]:
-            tell("  the same prompts and the same rewards in both")
-        elif len(findings) == 3 and findings[0] == findings[2]:
+        if _alike(findings[0], findings[1]):
+            tell("  the same prompts and the same rewards in both, whatever was scored before")
+        elif len(findings) == 3 and _alike(findings[0], findings[2]):
             report.note("prompts come out otherwise where sets are ordered otherwise; all workers of a run order alike")
         else:
             report.problem(
                 "prompts or rewards differ between two processes: is something drawn from a set, from hash(), from the "
-                "clock or from a random generator without a seed?"
+                "clock or from a random generator without a seed, or kept from one call of score() to the next?"
             )
     count = len(report.problems)
     tell("fit for a run" if report else f"not fit for a run: {count} problem{'s' if count > 1 else ''}")
     return report
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Whether two processes found the same; None stands for what came too late to say, and is like anything."""
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(map(_alike, first, second))
+    return first is None or second is None or bool(first == second)
 
 
 def _tell_protection(scorer: ProcessScorer, report: Report) -> None:
@@ -171,9 +192,12 @@ def _tell_protection(scorer: ProcessScorer, report: Report) -> None:
 
 
 async def _look_at_prompts(
-    scorer: ProcessScorer, spec: TaskSpec, sizes: TaskSizes, report: Report, item_seconds: float
+    scorer: ProcessScorer, spec: TaskSpec, sizes: TaskSizes, report: Report, item_seconds: float, order: Random | None
 ) -> list[Any]:
-    """Everything about a single-turn task; what must be the same in another process."""
+    """Everything about a single-turn task; what must be the same in another process.
+
+    `order` shuffles the order of everything that is scored.
+    """
     report.tell(f"prompts: {sizes.train} for training, {sizes.heldout} held out")
     if sizes.train + sizes.heldout > PROMPTS_MAX:
         report.problem(f"a run has at most {PROMPTS_MAX} prompts")
@@ -197,48 +221,120 @@ async def _look_at_prompts(
         pairs = await scorer.samples(spec, prompt.split, prompt.index)
         samples += [(ScoreItem(spec, prompt.split, prompt.index, text), reward) for text, reward in pairs]
     report.tell(f"sample answers: {len(samples)}" if samples else "sample answers: the task offers none")
-    scored = [await _timed_score(scorer, item) for item, _ in samples]
+    ordinary = [ScoreItem(spec, p.split, p.index, "42") for p in prompts[:PROMPTS_TRIED]]
+    again = [ordinary[0]] * 3
+    copies = [
+        ScoreItem(spec, p.split, p.index, text)
+        for p in (_spread(prompts, COPIED_PROMPTS) if order is None else ())  # one process tells whether they earn
+        for text in copies_of(p.text + p.prefill)
+    ]
+    bad = [ScoreItem(spec, "train", 0, text) for text in BAD_ANSWERS.values()]
+    groups = [[item for item, _ in samples], ordinary, again, copies, bad]
+
+    def tell(group: int, place: int, score: tuple[float, str], seconds: float) -> None:
+        if groups[group] is bad:  # at once: each of them may take its time
+            if place == 0:
+                report.tell("bad answers, to the first training prompt")
+            _tell_bad(report, list(BAD_ANSWERS)[place], score, seconds)
+
+    times = await _timed_scores(scorer, groups, order, tell)
+    scored, plain, repeated, copied, spoilt = times
     for (item, wanted), (score, _seconds) in zip(samples, scored, strict=True):
         if score[1] or abs(score[0] - wanted) > 1e-9:
             why = f" ({score[1]})" if score[1] else ""
             report.problem(
                 f"{item.split} {item.index}: {_shown(item.response)} should earn {wanted:g} and earns {score[0]:g}{why}"
             )
-    ordinary = [await _timed_score(scorer, ScoreItem(spec, p.split, p.index, "42")) for p in prompts[:PROMPTS_TRIED]]
-    for score, _seconds in ordinary:
+    for score, _seconds in plain:
         if score[1]:
             report.problem(f"the response '42' is not scored: {score[1]}")
             break
-    _tell_times(report, [seconds for _, seconds in (*scored, *ordinary)], item_seconds)
-    report.tell("bad answers, to the first training prompt")
-    bad = []
-    best, cut = 0.0, 0
-    for name, text in BAD_ANSWERS.items():
-        score, seconds = await _timed_score(scorer, ScoreItem(spec, "train", 0, text))
-        bad.append(score if seconds < item_seconds * SLOW_SHARE else None)  # how far it came in that time may vary
-        _tell_bad(report, name, score, seconds)
-        best = max(best, score[0])
-        cut += seconds >= item_seconds
+    earned = sorted({score[0] for score, seconds in (plain[0], *repeated) if seconds < item_seconds * SLOW_SHARE})
+    if len(earned) > 1:
+        report.problem(
+            f"the response '42' to the first prompt earns now {earned[0]:g}, now {earned[-1]:g}: is something kept "
+            "from one call of score() to the next?"
+        )
+    _tell_times(report, [seconds for _, seconds in (*scored, *plain)], item_seconds)
+    _tell_copies(report, copies, copied)
+    best = max(score[0] for score, _ in spoilt)
+    cut = sum(seconds >= item_seconds for _, seconds in spoilt)
     if best > 0:
         report.note(f"bad answers earn up to {best:g}: is that meant?")
     if cut:
         report.note(f"{cut} bad answers ended the worker: that costs {item_seconds:g} s and another start, each time")
-    compared = [score if seconds < item_seconds * SLOW_SHARE else None for score, seconds in (*scored, *ordinary)]
-    return [sizes, prompts[:PROMPTS_TRIED], heldout[:PROMPTS_TRIED], [item for item, _ in samples], compared, bad]
+    compared = [
+        [score if seconds < item_seconds * SLOW_SHARE else None for score, seconds in group]
+        for group in (scored, plain, repeated, spoilt)
+    ]  # of what takes long, how far it came in that time may vary
+    return [sizes, prompts[:PROMPTS_TRIED], heldout[:PROMPTS_TRIED], [item for item, _ in samples], compared]
+
+
+_MATHEMATICS = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_SUM = re.compile(r"[-(]{0,8}\d[\d.]*(?:[)\s]{0,8}[-+*/^][-(\s]{0,8}\d[\d.]*)+\){0,8}")
+
+
+def copies_of(prompt: str) -> list[str]:
+    """Answers that only repeat a prompt: the whole, and its mathematical expressions, bare and in a box."""
+    prompt = prompt[:COPIED_CHARACTERS_MAX]
+    found = [next(filter(None, match.groups())).strip() for match in _MATHEMATICS.finditer(prompt)]
+    found += [match[0].strip() for match in _SUM.finditer(_MATHEMATICS.sub(" ", prompt))]
+    expressions = list(dict.fromkeys(text for text in found if text))[:COPIES_MAX]
+    boxed = [rf"\boxed{{{text}}}" for text in expressions]
+    return list(dict.fromkeys((prompt, *expressions, *boxed)))
+
+
+def _tell_copies(report: Report, items: Sequence[ScoreItem], scored: Sequence[tuple[tuple[float, str], float]]) -> None:
+    paid = [(item, score[0]) for item, (score, _) in zip(items, scored, strict=True) if score[0] > 0]
+    prompts = {item.index for item in items}
+    report.tell(f"prompts given back as answers: {len(items)}, to {len(prompts)} training prompts")
+    if paid:
+        item, reward = max(paid, key=lambda pair: pair[1])
+        report.note(
+            f"an answer that only repeats something of the prompt earns up to {reward:g}, at "
+            f"{len({item.index for item, _ in paid})} of {len(prompts)} prompts; train {item.index}: "
+            f"{_shown(item.response)}: is that meant?"
+        )
+
+
+def _spread(prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
+    """About `count` of them, from the first to the last: a task's kinds of prompts often stand in a row."""
+    return prompts[:: max(1, len(prompts) // count)][:count]
+
+
+async def _timed_scores(
+    scorer: ProcessScorer,
+    groups: Sequence[Sequence[ScoreItem]],
+    order: Random | None,
+    tell: Callable[[int, int, tuple[float, str], float], None],
+) -> list[list[tuple[tuple[float, str], float]]]:
+    """Score and seconds of every item, where the item stands; scored in the order given, or in another."""
+    places = [(group, place) for group, items in enumerate(groups) for place in range(len(items))]
+    if order is not None:
+        order.shuffle(places)
+    found = {}
+    for group, place in places:
+        found[group, place] = await _timed_score(scorer, groups[group][place])
+        tell(group, place, *found[group, place])
+    return [[found[group, place] for place in range(len(items))] for group, items in enumerate(groups)]
 
 
 async def _look_at_episodes(
-    scorer: ProcessScorer, spec: TaskSpec, sizes: TaskSizes, report: Report, item_seconds: float
+    scorer: ProcessScorer, spec: TaskSpec, sizes: TaskSizes, report: Report, item_seconds: float, order: Random | None
 ) -> list[Any]:
     """As `_look_at_prompts`, of a task that is played over several turns."""
     report.tell(f"episodes: {sizes.train} for training, {sizes.heldout} held out, {sizes.turns_max} turns at most")
     seeds = [number.to_bytes(32, "big") for number in range(PROMPTS_TRIED)]
-    plays = []
+    if order is not None:
+        order.shuffle(seeds)
+    played = {}
     times = []
     for seed in seeds:
         started = trio.current_time()
-        plays += await scorer.play([PlayItem(spec, seed), PlayItem(spec, seed, ("1",), truncated=False)])
+        played[seed] = await scorer.play([PlayItem(spec, seed), PlayItem(spec, seed, ("1",), truncated=False)])
         times.append((trio.current_time() - started) / 2)
+    plays = [play for seed in sorted(played) for play in played[seed]]
+    seeds.sort()
     for play in plays[: 2 * PROMPTS_SHOWN : 2]:
         report.tell(f"  opening: {_shown(play.observations[0] if play.observations else '')}")
     for play in plays:
@@ -248,14 +344,18 @@ async def _look_at_episodes(
     _tell_times(report, times, item_seconds)
     report.tell("bad actions, as the first of an episode that is then cut off")
     bad = []
-    for name, text in BAD_ANSWERS.items():
+    opening = plays[0].observations[0] if plays[0].observations else ""
+    for name, text in {**BAD_ANSWERS, "the opening": opening}.items():
         started = trio.current_time()
         [opened] = await scorer.play([PlayItem(spec, seeds[0], (text,))])
         [cut] = await scorer.play([PlayItem(spec, seeds[0], (text,), truncated=not opened.done)])
         seconds = (trio.current_time() - started) / 2
         bad.append(cut if seconds < item_seconds * SLOW_SHARE else None)
         _tell_bad(report, name, (cut.reward, cut.reason), seconds)
-        if any(text in seen for seen in cut.observations[1:] if len(text) > len("code")):
+        if name == "the opening":
+            if cut.reward > 0:
+                report.note(f"an action that only repeats the opening earns {cut.reward:g}: is that meant?")
+        elif any(text in seen for seen in cut.observations[1:] if len(text) > len("code")):
             report.problem(
                 f"an observation repeats the model's own words ({name}): it could write markers of the model"
             )

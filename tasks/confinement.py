@@ -7,6 +7,7 @@ Best effort by layers, each reported by name so that status can say what protect
 | parent    | before loading | the process outliving its parent                                                  |
 | rlimits   | before loading | memory, CPU time, writing files, core dumps                                       |
 | namespace | before loading | every network interface                                                           |
+| group     | before loading | leaving the group of processes that its parent kills                               |
 | seccomp   | once loaded    | opening files, sockets, new processes and threads, signals, changing any of this  |
 
 Loading a task imports its libraries and, for a person's own file, runs that file. `bubblewrap` is one layer more, set
@@ -25,6 +26,10 @@ import signal
 import struct
 import sys
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 resource: ModuleType | None
 try:
@@ -129,6 +134,9 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
 }
 
 
+_LEAVING: dict[str, tuple[int | None, int | None]] = {"setsid": (112, 157), "setpgid": (109, 154)}
+
+
 def confine_before_loading() -> tuple[str, ...]:
     """Give up what loading a task never needs; names of the layers that took hold. For good: there is no way back."""
     layers = []
@@ -139,6 +147,8 @@ def confine_before_loading() -> tuple[str, ...]:
         # A user namespace of its own is how an unprivileged process gets the right to drop its network.
         if libc.unshare(_CLONE_NEWNET) == 0 or libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0:
             layers.append("namespace")
+        if _forbid_calls(libc, _LEAVING):
+            layers.append("group")
     if resource is not None:
         for name, limit in _RLIMITS.items():
             _limit(name, limit)
@@ -149,7 +159,7 @@ def confine_before_loading() -> tuple[str, ...]:
 def confine() -> tuple[str, ...]:
     """Give up the rest; names of the layers that took hold. Whatever a scorer imports must be imported before this."""
     _limit("RLIMIT_NPROC", 0)  # not earlier: a library may start a thread as it is imported
-    if sys.platform == "linux" and _forbid_calls(ctypes.CDLL(None, use_errno=True)):
+    if sys.platform == "linux" and _forbid_calls(ctypes.CDLL(None, use_errno=True), _FORBIDDEN):
         return ("seccomp",)
     return ()
 
@@ -169,8 +179,8 @@ def _limit(name: str, limit: int) -> None:
             resource.setrlimit(getattr(resource, name), (limit, limit))
 
 
-def _forbid_calls(libc: ctypes.CDLL) -> bool:
-    program = _filter(platform.machine())
+def _forbid_calls(libc: ctypes.CDLL, calls: Mapping[str, tuple[int | None, int | None]]) -> bool:
+    program = _filter(platform.machine(), calls)
     if not program or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return False
     buffer = ctypes.create_string_buffer(program, len(program))
@@ -178,13 +188,13 @@ def _forbid_calls(libc: ctypes.CDLL) -> bool:
     return bool(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(header), 0, 0) == 0)
 
 
-def _filter(machine: str) -> bytes:
+def _filter(machine: str, calls: Mapping[str, tuple[int | None, int | None]] = _FORBIDDEN) -> bytes:
     """The BPF program for this architecture, or nothing where the numbers are not known."""
     architecture = _ARCHITECTURES.get(machine)
     if architecture is None:
         return b""
     column = list(_ARCHITECTURES).index(machine)
-    numbers = [row[column] for row in _FORBIDDEN.values()]
+    numbers = [row[column] for row in calls.values()]
     refused = [number for number in numbers if number is not None]
     steps = [
         _step(_LOAD_WORD, 4),  # seccomp_data.arch

@@ -1,7 +1,11 @@
-"""Mathematical problems with one answer each, judged by meaning: 1/2, 0.5 and \\frac{2}{4} are the same.
+"""Mathematical problems with one answer each. Which part of a response is its answer, `math_answers` says.
 
-The judge is the library math-verify. It reads LaTeX with a symbolic algebra system, which a hostile response can keep
-busy for ever (9**9**9**9), so it is imported by `prepare` only, in the scorer's worker, whose parent kills it.
+A problem whose `form` is known (`math_forms`) takes the right answer in that form, however it is written. Without one
+it takes whatever means the same: 1/2, 0.5 and \\frac{2}{4}. But a question means the same as its answer, too: an
+expression that stands in the prompt earns nothing, unless it is the very answer.
+
+The judge of meaning is the library math-verify. It reads LaTeX with a symbolic algebra system, which a hostile response
+can keep busy for ever (9**9**9**9), so it is imported by `prepare` only, in the scorer's worker, whose parent kills it.
 """
 
 from __future__ import annotations
@@ -10,10 +14,11 @@ import json
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import options
+from . import math_forms, options
 from .lazy_imports import import_what_sympy_imports_late
+from .math_answers import holds_several, is_plain, label_of, last_answer, repeats, rounded, sides, without_gaps, written
 from .task import Prompt, Score
 
 if TYPE_CHECKING:
@@ -41,13 +46,27 @@ parent can."""
 
 ANSWERS_CACHED = 4096
 
+DELIMITERS = 4
+"""Characters around a formula, at most: `\\(` and `\\)`."""
+
+ROUNDED_SHARE_MAX = 0.01
+"""How far a decimal may be off that is given beside an exact answer."""
+
+
+class Problem(NamedTuple):
+    """A line of the file; `form` is "" where any way of writing the answer will do."""
+
+    text: str
+    answer: str
+    form: str
+
 
 class MathProblems:
-    """Reward 1 if the last answer in the response means what the problem's answer means, else 0.
+    """Reward 1 if the last answer in the response is the problem's answer, in its form if it has one, else 0.
 
-    `path` is a file of one JSON object a line with the texts "problem" and "answer" (LaTeX or plain); without it, the
-    small set of `math_recipe`. About `heldout_share` of the problems are held out: those whose text has a small hash,
-    so a problem stays on its side when others are added, and two of the same text are on the same side.
+    `path` is a file of one JSON object a line with the texts "problem", "answer" (LaTeX or plain) and perhaps "form";
+    without it, the small set of `math_recipe`. About `heldout_share` of the problems are held out: those whose text has
+    a small hash, so a problem stays on its side when others are added, and two of the same text are on the same side.
     """
 
     name = "math"
@@ -55,10 +74,10 @@ class MathProblems:
     def __init__(self, path: str | None = None, heldout_share: float = HELDOUT_SHARE) -> None:
         file = OWN_FILE if path is None else options.path("path", path)
         bound = options.share("heldout_share", heldout_share) * 2**64
-        self._problems: dict[Split, list[tuple[str, str]]] = {"train": [], "heldout": []}
-        for problem, answer in _read(file):
-            digest = blake2b(problem.encode("utf-8", "replace"), digest_size=8).digest()
-            self._problems["heldout" if int.from_bytes(digest, "big") < bound else "train"].append((problem, answer))
+        self._problems: dict[Split, list[Problem]] = {"train": [], "heldout": []}
+        for problem in _read(file):
+            digest = blake2b(problem.text.encode("utf-8", "replace"), digest_size=8).digest()
+            self._problems["heldout" if int.from_bytes(digest, "big") < bound else "train"].append(problem)
         for split, members in self._problems.items():
             if not members:
                 raise ValueError(
@@ -85,50 +104,95 @@ class MathProblems:
         except ImportError as error:
             raise ValueError(f"math-verify cannot be imported ({error}): pip install math-verify") from error
         import_what_sympy_imports_late()
-        kinds = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+        latex, plain = (LatexExtractionConfig(boxed_match_priority=0),), (ExprExtractionConfig(),)
 
         def read(text: str) -> Any:
-            return parse(text, extraction_config=kinds, parsing_timeout=SOFT_SECONDS)
+            # One after the other: of LaTeX that it cannot read, the second takes the last number that stands in it.
+            found = parse(f"${text}$", extraction_config=latex, parsing_timeout=SOFT_SECONDS)
+            if is_plain(text) and all(isinstance(part, str) for part in found):
+                found = parse(text, extraction_config=plain, parsing_timeout=SOFT_SECONDS)
+            return found
 
         self._parse, self._verify = read, verify
         for answer in (r"\{1, \frac{1}{2}\}", r"(-\infty, 2] \cup [3, 4)", r"x = \sqrt{2}", "(1, 2)", "x^2 + 1"):
-            verify(read(f"${answer}$"), read(rf"\boxed{{{answer}}}"))  # what a first use of each kind imports
+            verify(read(answer), read(answer))  # what a first use of each kind imports
 
     def prompt(self, split: Split, index: int) -> Prompt:
         """Problem `index` of `split`, in the order of the file, and how to answer. Raises IndexError outside it."""
-        return Prompt(split, index, self._problem(split, index)[0] + INSTRUCTION)
+        return Prompt(split, index, self._problem(split, index).text + INSTRUCTION)
 
     def answer(self, split: Split, index: int) -> str:
         """As the file has it."""
-        return self._problem(split, index)[1]
+        return self._problem(split, index).answer
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """R(x, y). Only in the worker: `prepare` comes first. A response without an answer earns 0."""
-        gold = self._gold(prompt.split, prompt.index)
-        found = self._parse(response[-RESPONSE_CHARACTERS_MAX:])
-        return Score(1.0 if found and self._verify(gold, found, timeout_seconds=SOFT_SECONDS) else 0.0)
+        problem = self._problem(prompt.split, prompt.index)
+        if self._parse is None:
+            raise RuntimeError("mathematical problems are scored in the scorer's process only")
+        answer, about = rounded(last_answer(response[-RESPONSE_CHARACTERS_MAX:]))
+        said = " ".join(response.split())
+        if not answer or (len(said) > len(answer) + DELIMITERS and said in " ".join(prompt.text.split())):
+            return Score(0.0)  # no answer, or a piece of the prompt, whose last number may be the answer by chance
+        if problem.form:
+            right = math_forms.same(problem.form, answer, problem.answer) and not (
+                {"/", "\\"} & set(written(answer)) and repeats(answer, problem.text, problem.answer)
+            )
+            exact = math_forms.size(math_forms.read(problem.form, problem.answer)) if about is not None else None
+        else:
+            gold = self._gold(prompt.split, prompt.index)
+            right = self._means(answer, gold, problem)
+            exact = _size(gold[0]) if about is not None else None
+        if about is not None:
+            right = right and exact is not None and abs(about - exact) <= ROUNDED_SHARE_MAX * abs(exact)
+        return Score(1.0 if right else 0.0)
 
     def samples(self, prompt: Prompt) -> list[tuple[str, float]]:
         """The answer in a box, and no answer."""
         answer = self.answer(prompt.split, prompt.index)
         return [(rf"Therefore it is $\boxed{{{answer}}}$.", 1.0), ("I do not know.", 0.0)]
 
-    def _problem(self, split: Split, index: int) -> tuple[str, str]:
+    def _means(self, answer: str, gold: Any, problem: Problem) -> bool:
+        several = holds_several(answer, problem.answer) or math_forms.contradicts(answer)
+        if several or repeats(answer, problem.text, problem.answer):
+            return False
+        if "%" in answer and "%" not in problem.answer:  # math-verify takes 12% for 12
+            value = math_forms.read("number", answer)
+            answer = str(value) if value is not None else ""
+        answer = without_gaps(answer)
+        found = self._parse(_judged(answer, problem.answer))
+        return bool(found) and bool(self._verify(gold, found, timeout_seconds=SOFT_SECONDS))
+
+    def _problem(self, split: Split, index: int) -> Problem:
         if index < 0:
             raise IndexError(f"no problem {index}")
         return self._problems[split][index]
 
     def _read_answer(self, split: Split, index: int) -> Any:
-        if self._parse is None:
-            raise RuntimeError("mathematical problems are scored in the scorer's process only")
         answer = self.answer(split, index)
-        gold = self._parse(f"${answer}$") or self._parse(answer)
+        gold = self._parse(answer)
         if not gold:
             raise ValueError(f"the answer {answer[:64]!r} of {split} problem {index} cannot be read")
         return gold
 
 
-def _read(file: Path) -> Iterator[tuple[str, str]]:
+def _judged(answer: str, gold: str) -> str:
+    """What of a chain of equals signs is judged: its end, with its name where the right answer has one."""
+    parts = sides(answer)
+    name = label_of(written(gold))
+    if len(parts) == 1 or ("=" in written(gold) and not name) or holds_several(f"{gold} ", ""):
+        return answer
+    return f"{parts[0]} = {parts[-1]}" if name and label_of(answer) else parts[-1]
+
+
+def _size(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError, ArithmeticError):
+        return None
+
+
+def _read(file: Path) -> Iterator[Problem]:
     """The problems of a file, in order. Raises ValueError that names the line."""
     try:
         if file.stat().st_size > FILE_BYTES_MAX:
@@ -148,7 +212,7 @@ def _read(file: Path) -> Iterator[tuple[str, str]]:
         yield _problem_of(line, f"line {number} of {file.name}")
 
 
-def _problem_of(line: str, where: str) -> tuple[str, str]:
+def _problem_of(line: str, where: str) -> Problem:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -161,4 +225,9 @@ def _problem_of(line: str, where: str) -> tuple[str, str]:
         value = record.get(key)
         if not isinstance(value, str) or not 0 < len(value.strip()) <= characters_max:
             raise ValueError(f'{where}: "{key}" must be a text of 1 to {characters_max} characters')
-    return record["problem"], record["answer"]
+    form = record.get("form", "")
+    if form and (not isinstance(form, str) or form not in math_forms.FORMS):
+        raise ValueError(f'{where}: "form" must be one of {", ".join(math_forms.FORMS)}')
+    if form and math_forms.read(form, record["answer"]) is None:
+        raise ValueError(f'{where}: the answer {record["answer"][:64]!r} is not in the form "{form}"')
+    return Problem(record["problem"], record["answer"], form or "")

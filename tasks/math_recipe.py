@@ -24,29 +24,30 @@ SEED = 20_251
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem, its answer in LaTeX, and a sympy expression of the numbers in the problem that gives the answer."""
+    """A problem, its answer in LaTeX and the answer's form, and a sympy expression of the problem's numbers for it."""
 
     kind: str
     problem: str
     answer: str
     check: str
+    form: str
 
     @property
     def line(self) -> str:
         """As it stands in the file."""
-        return json.dumps({"problem": self.problem, "answer": self.answer}, ensure_ascii=False)
+        return json.dumps({"problem": self.problem, "answer": self.answer, "form": self.form}, ensure_ascii=False)
 
 
 def problems() -> Iterator[Problem]:
     """All of them, in the order of the file; no two have the same text."""
-    for kind, make in KINDS.items():
+    for kind, (form, make) in KINDS.items():
         rng = Random(f"{SEED}/{kind}")
         seen: set[str] = set()
         while len(seen) < PER_KIND:
             problem, answer, check = make(rng)
             if problem not in seen:
                 seen.add(problem)
-                yield Problem(kind, problem, answer, check)
+                yield Problem(kind, problem, answer, check, form)
 
 
 Made = tuple[str, str, str]
@@ -308,27 +309,28 @@ def _journey(rng: Random) -> Made:
     )
 
 
-KINDS: dict[str, Callable[[Random], Made]] = {
-    "fraction sum": _fraction_sum,
-    "fraction quotient": _fraction_quotient,
-    "root": _simplify_root,
-    "rationalise": _rationalise,
-    "distance": _distance,
-    "linear equation": _linear,
-    "roots": _roots,
-    "inequality": _inequality,
-    "absolute value": _absolute,
-    "sets": _sets,
-    "system": _system,
-    "expansion": _expand,
-    "derivative": _derivative,
-    "line": _line,
-    "logarithm": _logarithm,
-    "choice": _choose,
-    "series": _series,
-    "work": _work,
-    "percent": _percent,
-    "journey": _journey,
+KINDS: dict[str, tuple[str, Callable[[Random], Made]]] = {
+    # name: the form that its answers are in (`math_forms`), and what makes one
+    "fraction sum": ("fraction", _fraction_sum),
+    "fraction quotient": ("number", _fraction_quotient),
+    "root": ("simplest root", _simplify_root),
+    "rationalise": ("root", _rationalise),
+    "distance": ("root", _distance),
+    "linear equation": ("number", _linear),
+    "roots": ("set", _roots),
+    "inequality": ("interval", _inequality),
+    "absolute value": ("interval", _absolute),
+    "sets": ("set", _sets),
+    "system": ("pair", _system),
+    "expansion": ("polynomial", _expand),
+    "derivative": ("polynomial", _derivative),
+    "line": ("polynomial", _line),
+    "logarithm": ("number", _logarithm),
+    "choice": ("number", _choose),
+    "series": ("number", _series),
+    "work": ("number", _work),
+    "percent": ("number", _percent),
+    "journey": ("number", _journey),
 }
 
 

@@ -19,7 +19,7 @@ from . import bubblewrap
 from .catalog import TASKS, make_task, prompts_from_worker
 from .confinement import CPU_SECONDS_MAX
 from .sandbox import SEED_BYTES, TURNS_MAX
-from .scorer_process import Worker, WorkerLost
+from .scorer_process import TaskStopsWorker, Worker, WorkerLost
 from .scorer_wire import (
     SAMPLES_MAX,
     Play,
@@ -86,6 +86,10 @@ SPECS_MAX = 8
 
 class ScorerUnavailable(Exception):
     """No worker could be started, through no fault of any response. Try again later; nothing was scored."""
+
+
+class TaskStopsScorer(ScorerUnavailable):
+    """No worker gets ready for a task of its own doing: it hangs as it is loaded, or ends its process when tried."""
 
 
 class TaskUnusable(ValueError):
@@ -180,12 +184,15 @@ async def open_scorer(
     """A scorer with its worker running and `specs` loaded; it leaves no process behind.
 
     Another task that an item names is loaded when it comes, in a fresh worker. Raises ScorerUnavailable when no worker
-    starts and TaskUnusable when one of `specs` does not load. `wrap`: run it under bubblewrap; unless set, where that
-    works and a task is a person's own file. `hash_seed` orders Python's sets: `echo2 task check` tries two.
+    starts and TaskUnusable when one of `specs` does not load, or hangs. `wrap`: run it under bubblewrap; unless set,
+    where that works and a task is a person's own file. `hash_seed` orders Python's sets: `echo2 task check` tries two.
     """
     scorer = ProcessScorer([TaskSpec.of(spec) for spec in specs], item_seconds, wrap, hash_seed)
     try:
-        await scorer.start()
+        try:
+            await scorer.start()
+        except TaskStopsScorer as error:
+            raise TaskUnusable(str(error)) from error
         for spec in scorer.specs:
             if trouble := scorer.trouble(spec):
                 raise TaskUnusable(trouble)
@@ -244,11 +251,15 @@ class ProcessScorer:
         return known.get(spec, "")
 
     async def start(self) -> None:
-        """Have a worker running. Raises ScorerUnavailable."""
+        """Have a worker running. Raises ScorerUnavailable; at once where a task is to blame (TaskStopsScorer)."""
+        said = ""
         for attempt in range(1, START_ATTEMPTS + 1):
             try:
                 self._worker = await Worker.start(self.specs, hash_seed=self._hash_seed, visible=self._visible())
+            except TaskStopsWorker as error:
+                raise TaskStopsScorer(str(error)) from error
             except (OSError, WorkerLost) as error:
+                said = str(error)
                 log.warning("no scorer process (attempt %d of %d): %s", attempt, START_ATTEMPTS, error)
                 await trio.sleep(START_BACKOFF_SECONDS * attempt)
             else:
@@ -256,7 +267,7 @@ class ProcessScorer:
                 self._items_done = 0
                 self._busy_seconds = 0.0
                 return
-        raise ScorerUnavailable(f"a scorer process could not be started in {START_ATTEMPTS} attempts")
+        raise ScorerUnavailable(f"a scorer process could not be started in {START_ATTEMPTS} attempts: {said}")
 
     async def close(self) -> None:
         """Kill the worker and wait for its end, even when cancelled."""
@@ -279,13 +290,18 @@ class ProcessScorer:
         """Results; when an item loses the worker, only those up to it: the caller sends the rest again."""
         spec = batch[0].spec
         assert spec is not None
-        if spec not in self.specs:
-            self.specs = (*self.specs, spec)[-SPECS_MAX:]
+        known = self.specs
+        if spec not in known:
+            self.specs = (*known, spec)[-SPECS_MAX:]
             await self.close()
         worn = self._items_done >= WORKER_ITEMS_MAX or self._busy_seconds >= WORKER_BUSY_SECONDS_MAX
         if self._worker is None or worn:
             await self.close()
-            await self.start()
+            try:
+                await self.start()
+            except TaskStopsScorer:
+                self.specs = known  # a newcomer that hangs must not keep those that ran before from their worker
+                raise
         assert self._worker is not None
         place = self.specs.index(spec)
         results: list[T] = []
@@ -419,7 +435,7 @@ def _read_samples(reply: Any) -> list[tuple[str, float]]:
 def _answer(reply: Any) -> Any:
     match reply:
         case [None, str() as reason]:
-            _refuse(reason)
+            _refuse(plain_text("", reason))
         case [answer, ""]:
             return answer
     raise WorkerLost("the scorer broke its protocol")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 import trio
 
 from .bubblewrap import wrapped
-from .scorer_wire import LENGTH, REPLY_BYTES_MAX, frame
+from .scorer_wire import LENGTH, REPLY_BYTES_MAX, STAGES, frame, plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
     from .task import TaskSpec
 
 START_SECONDS_MAX = 60.0
-"""For a worker to import its tasks' libraries, two seconds on an idle machine, on one that is busy."""
+"""For a worker to be there and begin with its first task, half a second on an idle machine, on one that is busy."""
+
+STAGES_MAX = 6
+"""Of loading one task."""
 
 ENDED_LOOK_SECONDS = 0.002
 """A killed process is gone within a few of these."""
@@ -31,6 +36,14 @@ _READ_BYTES = 1 << 16
 
 class WorkerLost(Exception):
     """The worker hung, died or broke its protocol; the text is fit to be a score's reason."""
+
+
+class ReplyLate(WorkerLost):
+    """The worker did not answer in time."""
+
+
+class TaskStopsWorker(WorkerLost):
+    """A task, and no accident, keeps the worker from becoming ready: another attempt would end the same way."""
 
 
 class Worker:
@@ -76,19 +89,42 @@ class Worker:
         ready = False
         try:
             await worker.send([[spec.name, spec.options_json] for spec in specs])
-            match await worker.reply("ready", START_SECONDS_MAX):
-                case [list() as layers, list() as troubles] if len(troubles) == len(specs):
-                    worker.confinement = tuple(str(layer) for layer in layers)
-                    worker.troubles = tuple(str(trouble) for trouble in troubles)
-                    ready = True
-                case _:
-                    raise WorkerLost("the scorer broke its protocol")
+            layers, troubles = await worker._loaded(specs)
+            worker.confinement = tuple(plain_text("", layer) for layer in layers)
+            worker.troubles = tuple(plain_text("", trouble) for trouble in troubles)
+            ready = True
             if visible is not None:
                 worker.confinement += ("bubblewrap",)
         finally:
             if not ready:
                 await worker.kill()
         return worker
+
+    async def _loaded(self, specs: Sequence[TaskSpec]) -> tuple[list[Any], list[Any]]:
+        """Layers and troubles, once every task has gone through its stages. Raises WorkerLost."""
+        task, stage, seconds = "", "", START_SECONDS_MAX
+        for _ in range(STAGES_MAX * len(specs) + 1):
+            try:
+                reply = await self.reply("ready", seconds)
+            except ReplyLate as error:
+                if not stage:
+                    raise
+                late = "took longer than" if stage == "loading" else "did not return within"
+                raise TaskStopsWorker(f"{task}: {stage} {late} {seconds:g} s") from error
+            except WorkerLost as error:
+                if stage in ("", "loading"):  # for want of memory, perhaps: worth another attempt
+                    raise WorkerLost(
+                        f"{task}: loading it ended its process: {error}" if stage else str(error)
+                    ) from error
+                raise TaskStopsWorker(f"{task}: {stage}, called once to try it, ended its process: {error}") from error
+            match reply:
+                case [list() as layers, list() as troubles] if len(troubles) == len(specs):
+                    return layers, troubles
+                case [int() as place, str() as name] if 0 <= place < len(specs) and name in STAGES:
+                    task, (stage, seconds) = f"the task {_named(specs[place])}", STAGES[name]
+                case _:
+                    break
+        raise WorkerLost("the scorer broke its protocol")
 
     async def send(self, request: list[Any]) -> None:
         """Hand over one frame. Raises WorkerLost."""
@@ -108,20 +144,37 @@ class Worker:
         with contextlib.suppress(BlockingIOError):
             await self._take(os.read(self._replies.fileno(), _READ_BYTES))
         if (body := self._frame(bytes_max)) is None:
-            raise WorkerLost(f"the scorer took longer than {seconds:g} s")
+            raise ReplyLate(f"the scorer took longer than {seconds:g} s")
         return _unpacked(body)
 
     async def kill(self) -> None:
-        """End the process and wait until it is gone."""
+        """End the process, and whatever it has started, and wait until it is gone."""
         with trio.CancelScope(shield=True):
-            self._process.kill()
+            if self._process.returncode is None:
+                self._kill_group()
             await self._ended()
             await self._requests.aclose()
             await self._replies.aclose()
 
     async def _ended(self) -> None:
-        while self._process.poll() is None:  # noqa: ASYNC110  # no event: trio waits only for processes it started
+        """Wait for the process's end, and end the others of its group before its number may go to somebody else."""
+        while not self._has_ended():  # noqa: ASYNC110  # no event: trio waits only for processes it started
             await trio.sleep(ENDED_LOOK_SECONDS)
+
+    def _has_ended(self) -> bool:
+        if self._process.returncode is not None:
+            return True
+        if hasattr(os, "waitid"):  # looks without burying: until it is buried, the group's number is its own
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            self._kill_group()
+        elif self._process.poll() is None:
+            return False
+        return self._process.poll() is not None
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def _take(self, data: bytes) -> None:
         if not data:
@@ -147,6 +200,12 @@ class Worker:
         status = self._process.returncode
         how = "closed its pipe" if status is None else f"died (exit status {status})"
         return WorkerLost(f"the scorer's process {how}")
+
+
+def _named(spec: TaskSpec) -> str:
+    """A task's name, and its file's."""
+    path = spec.options.get("path")
+    return plain_text(f"{spec.name!r}", "" if path is None else f" ({PurePath(str(path)).name})")
 
 
 def _unpacked(body: bytes) -> Any:

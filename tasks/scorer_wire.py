@@ -3,6 +3,7 @@
 Frames on the worker's stdin and stdout: a 4-byte big-endian length and a msgpack value.
 
     scorer -> worker   [[name, options as JSON], ...]                       once: the tasks this worker will know
+    worker -> scorer   [task, stage]                                        before each stage of loading (`STAGES`)
     worker -> scorer   [[layer, ...], [reason or "", ...]]                  once, when they are loaded and it is
                                                                             confined; a reason for each unusable task
     scorer -> worker   ["score",   [[task, split, index, response], ...]]   task: place in the list above; text is UTF-8
@@ -63,6 +64,14 @@ REPLY_BYTES_MAX = {
     "ready": 65_536,
 }
 """By operation: what is read of one reply at most."""
+
+STAGES: Mapping[str, tuple[str, float]] = {
+    "load": ("loading", 60.0),  # imports of libraries, two seconds on an idle machine, on one that is busy
+    "prompt": ("prompt()", 60.0),  # some puzzles are slow to make
+    "score": ("score()", 10.0),  # five times what a reward may take: a first call imports
+    "reset": ("reset()", 10.0),
+}
+"""Of getting a task ready: what it is called, and the seconds it may take. The last three are a first call of each."""
 
 _NO_DETAILS: Mapping[str, float] = MappingProxyType({})
 
@@ -174,12 +183,17 @@ def details_trouble(details: object) -> str:
 
 
 def plain_text(start: str, rest: object) -> str:
-    """A short reason that any msgpack or JSON writer accepts, of a value whose str() may raise or hold surrogates."""
+    """A short reason that any msgpack or JSON writer and any terminal accepts, of a value whose str() may raise."""
     try:
         text = start + str(rest)
     except BaseException:  # noqa: BLE001  # str() of a scorer's own class is the scorer's code
         text = start + "(not printable)"
-    return writable(text[:REASON_CHARACTERS_MAX])
+    return printable(writable(text[:REASON_CHARACTERS_MAX]))[:REASON_CHARACTERS_MAX]
+
+
+def printable(text: str) -> str:
+    """`text` with whatever moves a terminal's cursor, colours it or turns its writing around written as an escape."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def writable(text: str) -> str:

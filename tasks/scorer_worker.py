@@ -47,8 +47,12 @@ class Unusable(Exception):
     """Stands for a task that could not be loaded; the text is why."""
 
 
-def load(spec: TaskSpec) -> AnyTask | Unusable:
-    """The task, ready to score: everything it needs is imported and read, so that it needs no file later."""
+def load(spec: TaskSpec, stage: Callable[[str], None] = lambda _name: None) -> AnyTask | Unusable:
+    """The task, ready to score: everything it needs is imported and read, so that it needs no file later.
+
+    `stage` is told what comes next, a name of `STAGES`: where that hangs or ends the process, our parent knows why.
+    """
+    stage("load")
     try:
         task = make_task(spec)
         if isinstance(task, Prepared):
@@ -59,11 +63,15 @@ def load(spec: TaskSpec) -> AnyTask | Unusable:
         return Unusable(plain_text(f"the task {spec.name!r} cannot be loaded: {type(error).__name__}: ", error))
     with contextlib.suppress(BaseException):  # what a first call imports or reads; its trouble will show again
         if is_sandbox_task(task):
+            stage("reset")
             cast("SandboxTask", task).sandbox().reset(bytes(32))
         else:
             single = cast("Task", task)
             for split in ("heldout", "train"):
-                single.score(single.prompt(split, 0), "1")
+                stage("prompt")
+                prompt = single.prompt(split, 0)
+                stage("score")
+                single.score(prompt, "1")
     return task
 
 
@@ -240,7 +248,11 @@ def main() -> None:
     source, sink = _take_pipes()
     wanted = read_frame(source)
     layers = confine_before_loading()
-    tasks = [load(TaskSpec.from_json(name, options)) for name, options in wanted or ()]
+
+    def teller(place: int) -> Callable[[str], None]:
+        return lambda name: cast("None", sink.write(frame([place, name])))
+
+    tasks = [load(TaskSpec.from_json(*spec), teller(place)) for place, spec in enumerate(wanted or ())]
     layers += confine()
     sink.write(frame([list(layers), [str(task) if isinstance(task, Unusable) else "" for task in tasks]]))
     serve(source, sink, tasks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import select
 import sys
@@ -24,6 +25,7 @@ from echo2.tasks.scorer import (
     TaskUnusable,
     open_scorer,
 )
+from echo2.tasks.scorer_wire import STAGES
 from echo2.tasks.scorer_worker import play
 from echo2.tasks.task import Prompt, Score, TaskSpec
 
@@ -422,6 +424,132 @@ async def test_a_worker_that_cannot_start_is_no_responses_fault(tmp_path, autoju
     with pytest.raises(ScorerUnavailable, match="attempts"):
         async with open_scorer(TaskSpec("file", {"path": str(broken)})):
             pass
+
+
+TASK = """
+def prompts():
+    return [{{"prompt": f"{{n}}+1=", "n": n}} for n in range(40)]
+
+def score(example, response):
+    {inside}
+    return 1.0
+
+{outside}
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    def own(inside: str = "pass", outside: str = "") -> TaskSpec:
+        path = tmp_path / "own.py"
+        path.write_text(TASK.format(inside=inside, outside=outside))
+        return TaskSpec("file", {"path": str(path)})
+
+    return own
+
+
+async def opening_fails(spec: TaskSpec, **options) -> tuple[str, float]:
+    """What is said, and after how many seconds."""
+    started = trio.current_time()
+    with pytest.raises(TaskUnusable) as raised:
+        async with open_scorer(spec, **options):
+            pass
+    return str(raised.value), trio.current_time() - started
+
+
+@pytest.fixture
+def short_stages(monkeypatch):
+    for name, (words, _seconds) in STAGES.items():
+        monkeypatch.setitem(STAGES, name, (words, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "message"),
+    [
+        ("pass", "while True: pass", r"the task 'file' \(own.py\): loading took longer than 3 s"),
+        ("while True: pass", "", r"the task 'file' \(own.py\): score\(\) did not return within 3 s"),
+        ("__import__('signal').raise_signal(19)", "", r"score\(\) did not return within 3 s"),
+        ("__import__('os')._exit(0)", "", r"score\(\), called once to try it, ended its process"),
+        ("__import__('os').kill(__import__('os').getpid(), 9)", "", r"score\(\), called once to try it, ended its"),
+        ("__import__('os').closerange(0, 20)", "", r"score\(\), called once to try it, ended its process"),
+    ],
+)
+@pytest.mark.parametrize("wrap", [None, False])
+async def test_a_task_that_hangs_or_dies_before_its_first_item_is_named_once(
+    own, short_stages, inside, outside, message, wrap
+):
+    """Which function it was, after one attempt: another would end the same way."""
+    said, seconds = await opening_fails(own(inside, outside), wrap=wrap)
+    assert re.search(message, said), said
+    assert seconds < 15
+
+
+async def test_a_task_that_hangs_when_it_is_loaded_later_scores_nothing(own, short_stages):
+    """No response is to blame."""
+    async with open_scorer("arithmetic") as process:
+        with pytest.raises(ScorerUnavailable, match="loading took longer"):
+            await process.score([ScoreItem(own(outside="while True: pass"), "train", 0, "1")])
+        assert await process.score([ScoreItem("arithmetic", "train", 0, "no")]) == [Score(0.0)]
+
+
+FORKS = """
+import os, time
+number = os.fork()
+if number == 0:
+    try:
+        os.setsid()
+    except OSError:
+        pass
+    if os.fork() == 0:
+        time.sleep(600)
+    time.sleep(600)
+"""
+
+
+def descendants(pid: int) -> set[int]:
+    try:
+        children = {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except FileNotFoundError:
+        return set()
+    return children.union(*(descendants(child) for child in children))
+
+
+@pytest.mark.parametrize("end", ["close", "by itself"])
+@pytest.mark.parametrize("wrap", [None, False])
+async def test_what_a_file_forks_while_it_loads_ends_with_its_worker(own, wrap, end):
+    """In a session of its own, too; when the worker is closed, and when it dies by itself."""
+    if sys.platform != "linux":
+        pytest.skip("looks in /proc")
+    spec = own("response == 'die' and __import__('os')._exit(1)", FORKS)
+    async with open_scorer(spec, wrap=wrap, item_seconds=SHORT_SECONDS) as process:
+        left = {pid_of(process), *descendants(pid_of(process))}
+        assert len(left) >= 3
+        if end == "by itself":
+            [score] = await process.score([ScoreItem(spec, "train", 0, "die")])
+            assert score.reward == 0.0
+            await all_end(left)
+    await all_end(left)
+
+
+async def all_end(pids: set[int]) -> None:
+    """A killed process is gone soon, not at once."""
+    with trio.fail_after(5):
+        while any(map(is_running, pids)):
+            await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+async def test_no_word_of_a_task_reaches_a_terminal_as_a_command(own, where):
+    """Escape bytes, line feeds and signs that turn the writing around are told as escapes."""
+    words = r"raise ValueError('\x1b[2J\x1b]0;pwn\x07 bad\r\n\x9b\u202e')"
+    told = r"\x1b[2J\x1b]0;pwn\x07 bad\r\n\x9b\u202e"
+    if where == "outside":
+        said, _ = await opening_fails(own(outside=words))
+        assert told in said
+    else:
+        async with open_scorer(spec := own(words)) as process:
+            [score] = await process.score([ScoreItem(spec, "train", 0, "1")])
+        assert told in score.reason
 
 
 async def test_two_thousand_sums_take_well_under_a_second(process):

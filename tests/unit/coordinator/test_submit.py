@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from echo2.coordinator import cli
+from echo2.coordinator import cli, submit_text
 from echo2.coordinator.config import load_config as load_coordinator
-from echo2.coordinator.preview import Seen, look, seen_of
+from echo2.coordinator.preview import Seen, SeenPrompt, look, seen_of
 from echo2.coordinator.run_file import load_run_file, toml_text
 from echo2.coordinator.submit import ask_learner, read_submission, report, write_folder
 from echo2.coordinator.submit_text import duration, text_of
@@ -229,6 +229,13 @@ def test_the_report_is_words_and_json(folder):
     assert json.loads(json.dumps(made.as_json()))["forecast"]["bound_by"] == "the learner"
     (folder / "run.toml").write_text(RUN)
     assert "No forecast: not known are forecast.nodes" in text_of(shown(folder))
+
+
+def test_a_prompt_cannot_move_the_terminals_cursor():
+    """A data set's control characters are written as escapes."""
+    prompt = SeenPrompt("\x1b[31mred\u202e\nplain", tokens=3, tokens_max=4)
+    seen = Seen("m", 8, 1, 1, (prompt,), 3, {})
+    assert submit_text._seen_lines(seen, 1)[-2:] == ["    | \\x1b[31mred\\u202e", "    | plain"]
 
 
 def test_the_folder_has_what_both_daemons_start_with(folder):

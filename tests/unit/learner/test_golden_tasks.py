@@ -89,7 +89,7 @@ def training_prompt(task, text):
 
 
 def test_math_by_hand():
-    """8/6 - 4/7 = 56/42 - 24/42 = 16/21, judged by meaning: 32/42 is right too. Two right of five: 1.22474, -0.81650.
+    """8/6 - 4/7 = 56/42 - 24/42 = 16/21 in lowest terms; 32/42 is not. Two right of five: 1.22474, -0.81650.
 
     Mean 0.4, deviation sqrt(0.4 * 0.6) = 0.48990; all that a response says is drawn, its reasoning too.
     """
@@ -99,7 +99,7 @@ def test_math_by_hand():
     prompt = training_prompt(task, r"Compute $\frac{8}{6} - \frac{4}{7}$ as a fraction in lowest terms." + INSTRUCTION)
     responses = (
         r"\boxed{\frac{16}{21}}",
-        r"So \boxed{\frac{32}{42}}.",
+        r"So \boxed{16/21}.",
         r"\boxed{\frac{4}{1}}",
         "I do not know.",
         "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -163,5 +164,151 @@ def test_nothing_is_scored_before_the_judge_is_there():
 
 
 def test_problems_are_frozen_records():
-    """A recipe's line is JSON of the two texts only."""
-    assert json.loads(Problem("k", "p", "a", "c").line) == {"problem": "p", "answer": "a"}
+    """A recipe's line is JSON of the two texts and the answer's form only."""
+    line = Problem("k", "p", "a", "c", "set").line
+    assert json.loads(line) == {"problem": "p", "answer": "a", "form": "set"}
+
+
+def copies(problem: str) -> list[str]:
+    """What of a problem may be given back as its answer: its formulas, as they are and altered a little."""
+    found = []
+    for formula in re.findall(r"\$([^$]+)\$", problem):
+        swapped = re.sub(r"(.+) ([+-]) (.+)", r"\3 \2 \1", formula)
+        found += [formula, formula.replace(r"\frac", r"\dfrac"), f"{formula} + 0", rf"1 \cdot {formula}", swapped]
+        found += [rf"\left({formula}\right)", f"S = {formula}", rf"\frac{{{formula}}}{{1}}", f"{formula} = {formula}"]
+        if plain := re.sub(r"\\frac\{(\d+)\}\{(\d+)\}", r"\1/\2", formula).replace(r"\sqrt", "sqrt"):
+            found += [plain, f"{plain}+0"]
+    return found
+
+
+def test_no_part_of_a_problem_of_the_set_is_its_answer(judge):
+    """Each formula of each problem, as it is, with 0 added, multiplied by 1, swapped, over 1, in brackets."""
+    for split, size in (("train", judge.train_size), ("heldout", judge.heldout_size)):
+        for index in range(size):
+            prompt = judge.prompt(split, index)
+            problem = prompt.text.removesuffix(INSTRUCTION)
+            answers = [shape % text for text in copies(problem) for shape in (r"\boxed{%s}", "It is $%s$.")]
+            for answer in (*answers, problem, prompt.text, rf"\boxed{{{problem}}}"):
+                assert judge.score(prompt, answer).reward == 0.0, (problem, answer)
+
+
+def test_an_expression_of_the_prompt_is_no_answer_where_no_form_is_known(file):
+    """The set's own problems without their forms: no formula earns, in no way of writing it, and every answer does."""
+    pytest.importorskip("math_verify")
+    task = MathProblems(file(*({"problem": p.problem, "answer": p.answer} for p in RECIPE[::3])))
+    task.prepare()
+    for index in range(task.train_size):
+        prompt = task.prompt("train", index)
+        assert task.score(prompt, rf"\boxed{{{task.answer('train', index)}}}").reward == 1.0
+        for formula in re.findall(r"\$([^$]+)\$", prompt.text):
+            for text in (formula, formula.replace(r"\frac", r"\dfrac"), f"S = {formula}", rf"\left({formula}\right)"):
+                assert task.score(prompt, rf"\boxed{{{text}}}").reward == 0.0, (prompt, text)
+
+
+@pytest.mark.parametrize(
+    ("problem", "answer", "response", "reward"),
+    [
+        ("What is $3 + 4$?", "7", r"\boxed{3+4}", 0.0),
+        ("What is $3 + 4$?", "7", r"\boxed{3 + 4 = 7}", 1.0),
+        ("What is 3 * 4?", "12", r"\boxed{3 \cdot 4}", 0.0),
+        ("Write 0.5 as a fraction.", r"\frac{1}{2}", r"\boxed{0.5}", 0.0),
+        ("Write 0.5 as a fraction.", r"\frac{1}{2}", r"\boxed{\frac12}", 1.0),
+        (r"Which is larger, $\frac{1}{2}$ or $\frac{1}{3}$?", r"\frac{1}{2}", r"\boxed{1/2}", 1.0),
+        ("How many of 7 are 7?", "7", r"\boxed{7}", 1.0),
+        ("Which is larger, $3$ or $7$?", "7", "$7$", 1.0),
+        ("Which is larger, $3$ or $7$?", "7", "Which is larger, $3$ or $7$?", 0.0),
+        ("Reduce $(x+1)(x-1)/(x-1)$.", "x + 1", r"\boxed{x+1}", 1.0),
+        ("Find $x$ where $2x + 3 = 5$.", "x = 1", r"\boxed{2x+3=5}", 0.0),
+    ],
+)
+def test_what_stands_in_the_prompt_is_right_only_as_it_is_written_in_the_answer(
+    file, problem, answer, response, reward
+):
+    """A question means the same as its answer; 1/2 and \\frac{1}{2} are the same way of writing it."""
+    pytest.importorskip("math_verify")
+    task = MathProblems(file(*({"problem": problem + " " * n, "answer": answer} for n in range(40))), heldout_share=0.5)
+    task.prepare()
+    assert task.score(task.prompt("train", 0), response).reward == reward
+
+
+TWO_GUESSES = [
+    "{a} or {b}",
+    "the answer is {a} or {b}",
+    "the answer is x = {a} or x = {b}",
+    "${a}$, ${b}$",
+    "${a}$ ${b}$",
+    r"\boxed{{{a}|{b}}}",
+    r"\boxed{{{a} \approx {b}}}",
+    r"\boxed{{{a} = {b}}}",
+    r"\boxed{{{a}; {b}}}",
+    r"\boxed{{x = {a}, x = {b}}}",
+    r"\boxed{{x = {a} \text{{ or }} x = {b}}}",
+    r"\boxed{{{a}, {b}}}",
+    r"\boxed{{{a} \text{{ or }} {b}}}",
+    r"\boxed{{{a} \vee {b}}}",
+    r"\boxed{{{a} \quad {b}}}",
+    r"\boxed{{{a} \to {b}}}",
+    r"\boxed{{{a} \ne {b}}}",
+    r"\boxed{{{a}}}${b}$",
+    r"$\boxed{{{a}}}$ ${b}$",
+    r"$\boxed{{{a}}} \approx {b}$",
+]
+
+
+@pytest.mark.parametrize("form", ["", "number"])
+@pytest.mark.parametrize("answer", ["12", r"\frac{1}{2}"])
+def test_two_guesses_in_one_answer_earn_nothing(file, answer, form):
+    """Whichever comes first, in a box and without."""
+    pytest.importorskip("math_verify")
+    lines = [{"problem": f"p{n}", "answer": answer, "form": form} for n in range(40)]
+    task = MathProblems(file(*lines), heldout_share=0.5)
+    task.prepare()
+    for shape in TWO_GUESSES:
+        for a, b in ((answer, "77"), ("77", answer)):
+            assert task.score(task.prompt("train", 0), shape.format(a=a, b=b)).reward == 0.0, (shape, a, b)
+
+
+@pytest.mark.parametrize("form", ["", "number"])
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        (r"\boxed{77} no, \boxed{12}", 1.0),
+        (r"\boxed{12} no, \boxed{77}", 0.0),
+        (r"\boxed{12", 0.0),
+        (r"\boxed{12} and then \boxed{77", 0.0),
+        ("answer: 77\nanswer: 12", 1.0),
+        (r"\boxed{12\%}", 0.0),
+        (r"\boxed{12}\%", 0.0),
+        (r"\boxed{1200\%}", 1.0),
+        (r"\boxed{12 \approx 12.0}", 1.0),
+        (r"So $\boxed{12}$ hours. Indeed $3 + 9 = 12$.", 1.0),
+        (r"\[ \boxed{12\text{ hours}} \]", 1.0),
+        ("It costs $12.", 1.0),
+        (r"\boxed{12 \text{ min}}", 1.0),
+        (r"\boxed{\min(12, 77)}", 0.0),
+        (r"\boxed{12 \wedge 77}", 0.0),
+        (r"\boxed{77 \wedge 12}", 0.0),
+        (r"\boxed{12_{77}}", 0.0),
+        (r"\boxed{12\text{77}}", 0.0),
+        (r"\boxed{77 \not= 12}", 0.0),
+        (r"\boxed{x=77 x=12}", 0.0),
+        (r"\boxed{\boxed{12} 77}", 0.0),
+    ],
+)
+def test_the_last_box_counts(file, response, reward, form):
+    """One that is not closed is none, and 12% is not 12."""
+    pytest.importorskip("math_verify")
+    lines = [{"problem": f"p{n}", "answer": "12", "form": form} for n in range(40)]
+    task = MathProblems(file(*lines), heldout_share=0.5)
+    task.prepare()
+    assert task.score(task.prompt("train", 0), response).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("form", "answer", "message"),
+    [("sum", "1", '"form" must be one of number, fraction,'), ("fraction", r"\frac{2}{4}", "is not in the form")],
+)
+def test_a_form_that_is_none_or_not_the_answers_own_names_its_line(file, form, answer, message):
+    """Before a run, not in the middle of it."""
+    with pytest.raises(ValueError, match=f"line 3 of own.jsonl.*{message}"):
+        MathProblems(file(*own(2), {"problem": "x", "answer": answer, "form": form}))
