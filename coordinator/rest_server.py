@@ -189,7 +189,7 @@ class Connection:
             await self._end()
 
     async def _end(self) -> None:
-        """When the answer under way has left: requests behind the last one answered close as well, in the midst of it."""
+        """When the answer under way has left: requests behind the last one close as well, in the midst of it."""
         async with self._writing:
             self._orderly = True
             self._scope.cancel()
