@@ -1,7 +1,9 @@
 """Who of the pool works, for which run: equation 3 in a closed loop, slow to change its mind (DESIGN section 7). Pure.
 
 `step` is called often (each few seconds) with what is measured now; the period only scales how long a deviation must
-last. mu_pool is the sum over nodes that are assigned and available; mu_target = gamma mu_min.
+last. mu_pool is the sum over nodes that are assigned and available; mu_target = gamma mu_min. What is measured of a
+node is smoothed once more, by two periods: a decision taken on one look would pick those that were lucky in it. That a
+node is gone counts at once.
 
 | deviation | measured                                                       | for       | then                       |
 |-----------|----------------------------------------------------------------|-----------|----------------------------|
@@ -19,6 +21,8 @@ Rules beside it:
 - **A mind is changed once in ten periods.** A paid node that was activated is not released, one that was released not
   activated again, for `hold_periods`: whatever the noise of mu. One exception, because a loss is no noise: after a
   working node has gone, nodes that were released before that may be called back when mu_pool would stay under mu_min.
+- **Who goes away** keeps its place until that is given to others. Then it stands by when it comes back, and a paid one
+  rests as if it had been released: one that comes and goes is not called each time.
 - **Free nodes** (price 0, rho 0) work whenever they are available, however much that makes: they cost nothing, and what
   they could make too much pacing does not lease. Paid nodes are spare where free ones suffice. A free node is moved
   between runs only from one that has it to spare to one that is short.
@@ -36,137 +40,22 @@ Rules beside it:
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from . import capacity
+from .activation_records import Assignment, Considered, Decision, Need, State
+from .money import dollars
 from .selection import Cover, Offer, by_rho, cheapest_cover, in_order, mu_of, price_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-Action = Literal["activate", "release", "none"]
-Cause = Literal["empty", "starved", "short", "surplus", "saving", "free", "unmeasured", "infeasible", "over", "steady"]
+    from .activation_records import Action, Candidate, Cause, Look, Rules
 
 CONSIDERED_MAX = 64
 """Candidates that a decision carries, those of the lowest rho: a record stays small in a pool of thousands."""
 
 DEVIATIONS: tuple[Cause, ...] = ("starved", "short", "surplus", "saving")
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What an operator may set. Periods are of `period_seconds`; money is micro-dollars an hour."""
-
-    period_seconds: float = 60.0
-    gamma: float = capacity.GAMMA
-    margin: float = 0.1
-    urgent_periods: float = 1.0
-    """How long mu_pool must be below mu_min. Other deviations cost money, not the learner's time: they can wait."""
-    slow_periods: float = 3.0
-    hold_periods: float = 10.0
-    saving_min: float = 0.2
-    price_ceiling: int | None = None
-    """A node that asks more is no candidate."""
-    spend_ceiling: int | None = None
-    """All working nodes together cost at most this."""
-    nocost_seed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A node that is fit to work. `mu` rollouts per second, None while unmeasured; `price` it asks for an hour."""
-
-    peer: str
-    mu: float | None
-    price: int
-    available: bool = True
-    """a_i: it is heard of, and does not say that it is away."""
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a run needs. `mu_min` is None while unmeasured, or where no rate is enough: then `infeasible` says why."""
-
-    run: str
-    mu_min: float | None
-    weight: float = 1.0
-    infeasible: str = ""
-    mu_start: float | None = None
-    """The target while unmeasured, for example from `echo2 plan`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The pool and the runs, measured at one moment. A node that is not among the candidates has gone."""
-
-    candidates: tuple[Candidate, ...]
-    needs: tuple[Need, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A node works for a run, on the terms that held when it was activated."""
-
-    run: str
-    since: float
-    mu: float
-    price: int
-
-
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """A candidate in a decision. `rho` in micro-dollars per rollout."""
-
-    peer: str
-    mu: float
-    price: int
-    rho: float
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One decision with its numbers, fit for an audit log. Rates per second, money in micro-dollars an hour."""
-
-    at: float
-    run: str
-    action: Action
-    cause: Cause
-    chosen: tuple[str, ...]
-    reason: str
-    mu_pool: float
-    mu_min: float | None
-    mu_target: float | None
-    mu_after: float
-    price_before: int
-    price_after: int
-    gamma: float
-    share: float = 1.0
-    """Of gamma mu_min, where the pool cannot make every run's."""
-    deviation_seconds: float = 0.0
-    """How long it had lasted."""
-    considered: tuple[Considered, ...] = ()
-    considered_count: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain types."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What the loop remembers. `since` of (run, deviation): when it began; `changed` of a peer: its last change."""
-
-    assigned: Mapping[str, Assignment] = field(default_factory=dict)
-    changed: Mapping[str, float] = field(default_factory=dict)
-    since: Mapping[tuple[str, Cause], float] = field(default_factory=dict)
-    present: frozenset[str] = frozenset()
-    """Who was assigned and available at the last look."""
-    lost_at: float = float("-inf")
-    """When one of them was last found gone."""
-    standing: Mapping[str, Cause] = field(default_factory=dict)
-    """What each run's last word was, so that a reason is recorded once and not at each look."""
 
 
 def step(state: State, look: Look, now: float, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
@@ -184,7 +73,8 @@ class _Table:
 
     def __init__(self, state: State, look: Look, now: float, rules: Rules) -> None:
         self.before, self.look, self.now, self.rules = state, look, now, rules
-        self.candidates = {each.peer: each for each in look.candidates}
+        self.smooth = _smoothed(state, look, now, rules)
+        self.candidates = {each.peer: replace(each, mu=self.smooth.get(each.peer)) for each in look.candidates}
         self.assigned = {peer: given for peer, given in state.assigned.items() if peer in self.candidates}
         self.changed = {peer: at for peer, at in state.changed.items() if now - at < self.hold_seconds}
         self.since: dict[tuple[str, Cause], float] = dict(state.since)
@@ -192,7 +82,7 @@ class _Table:
         self.decisions: list[Decision] = []
         gone = any(peer not in self.candidates or not self.candidates[peer].available for peer in state.present)
         self.lost_at = now if gone else state.lost_at
-        self.targets = _shared_targets(look, rules)
+        self.targets = _shared_targets(tuple(self.candidates.values()), look.needs, rules)
         self.ceiling = float("inf") if rules.price_ceiling is None else rules.price_ceiling
 
     @property
@@ -201,7 +91,9 @@ class _Table:
 
     def state(self) -> State:
         working = frozenset(peer for peer in self.assigned if self.candidates[peer].available)
-        return State(self.assigned, self.changed, self.since, working, self.lost_at, self.standing)
+        return State(
+            self.assigned, self.changed, self.since, working, self.lost_at, self.standing, self.smooth, self.now
+        )
 
     # measures
 
@@ -253,6 +145,7 @@ class _Table:
             offers = self.working(run)
             for peer in peers:
                 del self.assigned[peer]
+                self.changed.pop(peer, None)
             self.note(
                 Need(run, None), "release", "over", peers, f"run {run} is over", mu_of(offers), offers, considered=()
             )
@@ -458,12 +351,24 @@ class _Table:
         if not cover.chosen:
             self.say_once(need, cause, f"{words}; nobody who could work stands by", working, offers)
             return
+        lapsed = self.lapse(need.run)
         for offer in cover.chosen:
             self.assigned[offer.peer] = Assignment(need.run, self.now, offer.mu, offer.price)
             self.changed[offer.peer] = self.now
         self.clear(need.run, *DEVIATIONS)
         peers = [offer.peer for offer in cover.chosen]
-        self.note(need, "activate", cause, peers, words, mu_of(working), working, offers, lasted)
+        words += f"; {_nodes(lapsed)} that went away lost their place" if lapsed else ""
+        self.note(need, "activate", cause, peers, words, mu_of(working), working, offers, lasted, lapsed)
+
+    def lapse(self, run: str) -> list[str]:
+        """Nodes whose place is given to others while they are away; a paid one that comes and goes then rests too."""
+        gone = [
+            peer for peer, given in self.assigned.items() if given.run == run and not self.candidates[peer].available
+        ]
+        for peer in gone:
+            if self.assigned.pop(peer).price or self.rules.nocost_seed is not None:
+                self.changed[peer] = self.now
+        return gone
 
     # records
 
@@ -485,6 +390,7 @@ class _Table:
         before: Sequence[Offer],
         considered: Sequence[Offer] = (),
         lasted: float = 0.0,
+        lapsed: Sequence[str] = (),
     ) -> None:
         self.standing[need.run] = cause
         target, share = self.targets.get(need.run, (None, 1.0))
@@ -512,18 +418,35 @@ class _Table:
                     Considered(each.peer, each.mu, each.price, each.rho, each.peer in picked) for each in shown
                 ),
                 considered_count=len(considered),
+                lapsed=tuple(lapsed),
             )
         )
 
 
-def _shared_targets(look: Look, rules: Rules) -> dict[str, tuple[float | None, float]]:
+def _smoothed(state: State, look: Look, now: float, rules: Rules) -> dict[str, float]:
+    """mu of each node with a half-life of `smooth_periods`: whoever is picked for looking cheap was partly lucky."""
+    half_life = rules.smooth_periods * rules.period_seconds
+    weight = 1.0 if half_life <= 0 else 1 - 0.5 ** (max(now - state.looked_at, 0.0) / half_life)
+    found: dict[str, float] = {}
+    for each in look.candidates:
+        if each.mu is not None:
+            before = state.mu.get(each.peer, each.mu)
+            found[each.peer] = before + weight * (each.mu - before)
+        elif each.peer in state.mu:
+            found[each.peer] = state.mu[each.peer]
+    return found
+
+
+def _shared_targets(
+    candidates: Sequence[Candidate], needs: Sequence[Need], rules: Rules
+) -> dict[str, tuple[float | None, float]]:
     """Each run's target, and which part it is of what the run asked for: all, or what its weight gives it."""
-    asked = {need.run: need.mu_start if need.mu_min is None else rules.gamma * need.mu_min for need in look.needs}
-    asked = {need.run: None if need.infeasible else asked[need.run] for need in look.needs}
+    asked = {need.run: need.mu_start if need.mu_min is None else rules.gamma * need.mu_min for need in needs}
+    asked = {need.run: None if need.infeasible else asked[need.run] for need in needs}
     ceiling = float("inf") if rules.price_ceiling is None else rules.price_ceiling
-    left = sum(each.mu or 0.0 for each in look.candidates if each.available and each.price <= ceiling)
+    left = sum(each.mu or 0.0 for each in candidates if each.available and each.price <= ceiling)
     given: dict[str, float] = {}
-    waiting = [need for need in look.needs if asked[need.run]]
+    waiting = [need for need in needs if asked[need.run]]
     if sum(asked[need.run] or 0.0 for need in waiting) <= left or len(waiting) < 2:  # one run: what is missing is said
         return {run: (target, 1.0) for run, target in asked.items()}
     while waiting:
@@ -542,8 +465,3 @@ def _lot(seed: int, peer: str) -> bytes:
 
 def _nodes(peers: Sequence[object]) -> str:
     return "1 node" if len(peers) == 1 else f"{len(peers)} nodes"
-
-
-def dollars(micro: int) -> str:
-    """Micro-dollars as a person reads them."""
-    return f"${micro / 1e6:.4g}"

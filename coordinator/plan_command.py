@@ -15,8 +15,8 @@ from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.settings import Settings, make_settings, read_toml
 
 from .capacity import GAMMA
+from .money import micro_dollars
 from .planning import NodeClass, Setup, make_plan
-from .pricing import micro_dollars
 
 if TYPE_CHECKING:
     from typing import Self

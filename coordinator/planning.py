@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from . import capacity
 from .estimate import Forecast, Plan, Supply, forecast
-from .selection import Cover, Offer, cheapest_cover
-
-MICRO = 1_000_000
+from .money import MICRO
+from .selection import Cover, Offer, cheapest_cover, mu_of
 
 KAPPA_SLACK = 1e-9
 
@@ -106,13 +105,18 @@ def make_plan(setup: Setup, *, S: int, kappa: int | None, table_to: int) -> Repo
 
 
 def rent(setup: Setup, target: float) -> Cover:
-    """The cheapest nodes of the classes that make `target` rollouts per second; all of them where none do."""
+    """The cheapest nodes of the classes that make `target` rollouts per second; all of them where none do.
+
+    Free ones all work, as the coordinator has it.
+    """
     offers = [
         Offer(f"{index:03}/{number:06}", each.mu, each.price)
         for index, each in enumerate(setup.classes)
-        for number in range(min(each.count, math.ceil(target / each.mu)))
+        for number in range(min(each.count, math.ceil(target / each.mu)) if each.price else each.count)
     ]
-    return cheapest_cover(offers, target)
+    free = [offer for offer in offers if not offer.price]
+    paid = cheapest_cover([offer for offer in offers if offer.price], target - mu_of(free))
+    return Cover((*free, *paid.chosen), reached=paid.reached)
 
 
 def row_of(setup: Setup, *, S: int, kappa: int) -> Row:  # noqa: N803 - the paper's name

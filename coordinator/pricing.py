@@ -31,36 +31,21 @@ that is out, at its full rho: so a run stops leasing before it can owe what it d
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
 
-from .activation import dollars
+from .money import MICRO, dollars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MICRO = 1_000_000
 PICO_PER_MICRO = 1_000_000
 MILLISECONDS_PER_HOUR = 3_600_000
 SECONDS_PER_HOUR = 3600
 BYTES_PER_GIB = 1 << 30
 
-DOLLARS_MAX = 1_000_000_000
-"""An amount beyond this is a slip of the finger; it also keeps every sum within 63 bits of a database's integer."""
-
 Unit = Literal["micro-dollar", "micro-credit"]
 Kind = Literal["pay", "consumed", "stale", "relayed"]
-
-
-def micro_dollars(text: str | int | float | Decimal) -> int:
-    """An amount as a person writes it, in dollars. Raises ValueError unless it is a number from 0 in micro-dollars."""
-    try:
-        amount = Decimal(str(text))
-    except InvalidOperation as error:
-        raise ValueError(f"{str(text)[:32]!r} is no amount in dollars, for example 0.35") from error
-    if not amount.is_finite() or not 0 <= amount <= DOLLARS_MAX:
-        raise ValueError(f"{str(text)[:32]} dollars: must be from 0 to {DOLLARS_MAX}")
-    return int((amount * MICRO).to_integral_value(ROUND_HALF_EVEN))
 
 
 def rho_pico(price: int, mu: float) -> int:

@@ -1,6 +1,6 @@
 """A pool under the real scheduler in virtual time: heartbeats, leases, rates, departures, noise. No sleeping, no I/O.
 
-Second by second: a node that is alive beats each `heartbeat_seconds` and, while it is assigned and has its snapshot,
+Every two seconds: a node that is alive beats each `heartbeat_seconds` and, while it is assigned and has its snapshot,
 holds leases whose slices come at random; the real `RateMeter` measures it and the real `Pool` says who is dead.
 """
 
@@ -10,11 +10,13 @@ import random
 from dataclasses import dataclass, field
 
 from echo2.coordinator import capacity
-from echo2.coordinator.activation import Candidate, Decision, Look, Need, Rules, State, step
+from echo2.coordinator.activation import step
+from echo2.coordinator.activation_records import Candidate, Decision, Look, Need, Rules, State
 from echo2.coordinator.pool import NodeEntry, Pool
 from echo2.coordinator.selection import Offer, cheapest_cover
 
 SLICE = 2
+TICK_SECONDS = 2
 LOOK_SECONDS = 10
 INSTALL_SECONDS = 20
 """From activation to the first lease: the snapshot it lacks, and one round trip."""
@@ -65,11 +67,11 @@ class World:
         self.pool = Pool(self.heartbeat_seconds)
         for index, share in enumerate(shares):
             price = 0 if self.rng.random() < self.free_share else round(self.rng.uniform(0.05, 0.8) * 1e6)
-            self.join(Machine(f"node-{index:02}", share * scale, price, index % self.heartbeat_seconds))
+            self.join(Machine(f"node-{index:02}", share * scale, price, 2 * index % self.heartbeat_seconds))
         self.state = State()
         self.decisions: list[Decision] = []
         self.true_mu: list[tuple[float, float]] = []
-        self.measured_mu: list[tuple[float, float]] = []
+        self.seen_mu: list[tuple[float, float]] = []
 
     def join(self, machine: Machine) -> None:
         """A node that has been through probation: its benchmark, 10 % off, is what is known of it."""
@@ -85,9 +87,9 @@ class World:
         """Let time pass."""
         end = self.now + seconds
         while self.now < end:
-            self.now += 1.0
+            self.now += TICK_SECONDS
             for machine in self.machines.values():
-                self.second(machine)
+                self.tick(machine)
             if self.now % self.rules.period_seconds == 0:
                 for machine in self.machines.values():
                     machine.noise = min(max(self.rng.gauss(1.0, self.noise), 0.2), 1.8)
@@ -95,15 +97,15 @@ class World:
                 self.look()
             self.true_mu.append((self.now, sum(each.mu for each in self.machines.values() if self.works(each))))
 
-    def second(self, machine: Machine) -> None:
-        """One second of one node."""
+    def tick(self, machine: Machine) -> None:
+        """Two seconds of one node."""
         entry = self.pool.nodes[machine.peer]
         if machine.alive and (entry.seen_at is None or self.now % self.heartbeat_seconds == machine.phase):
             entry.seen_at = self.now
         working = self.works(machine)
         entry.meter.hold(working, self.now)
         if working:
-            whole, part = divmod(machine.mu / SLICE, 1.0)
+            whole, part = divmod(machine.mu * TICK_SECONDS / SLICE, 1.0)
             slices = int(whole) + (self.rng.random() < part)
             if slices:
                 entry.meter.accept(SLICE * slices, self.now)
@@ -127,8 +129,8 @@ class World:
         for peer in set(self.state.assigned) - before:
             self.machines[peer].ready_at = self.now + INSTALL_SECONDS
         known = {each.peer: each for each in look.candidates}
-        measured = sum(known[peer].mu or 0.0 for peer in self.state.assigned if known[peer].available)
-        self.measured_mu.append((self.now, measured))
+        seen = sum(self.state.mu.get(peer, 0.0) for peer in self.state.assigned if known[peer].available)
+        self.seen_mu.append((self.now, seen))
 
     def leave(self, share: float) -> list[str]:
         """So large a part of those that work, and of those that stand by, is gone without a word."""

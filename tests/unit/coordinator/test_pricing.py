@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo2.coordinator import pricing
-from echo2.coordinator.pricing import Budget, CreditRates, Credits, book, micro_dollars, open_account
+from echo2.coordinator.money import micro_dollars
+from echo2.coordinator.pricing import Budget, CreditRates, Credits, book, open_account
 
 HOUR = 3_600_000
 PRICES = st.integers(0, 100_000_000)
