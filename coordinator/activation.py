@@ -7,7 +7,7 @@ node is gone counts at once.
 
 | deviation | measured                                                       | for       | then                       |
 |-----------|----------------------------------------------------------------|-----------|----------------------------|
-| empty     | no node of the run is available                                | -         | as starved, at once        |
+| empty     | no node that is assigned is available                          | -         | as starved, at once        |
 | starved   | mu_pool < mu_min                                               | 1 period  | the cheapest standby nodes |
 |           |                                                                |           | that fill the gap to       |
 | short     | mu_pool < mu_target                                            | 3 periods | mu_target                  |
@@ -32,7 +32,9 @@ Rules beside it:
 - **Unmeasured**: without T_train or T_bcast there is no mu_min. Then `mu_start` is the target, or, where that is not
   set, the one node of the lowest rho works until there is. Where no rate is enough (kappa T_train <= T_bcast) nothing
   is changed: more nodes would not help, and the reason says what would.
-- A paid node of unknown mu has no rho and is no candidate; its benchmark in probation gives it one.
+- A paid node of unknown mu has no rho and is no candidate: its benchmark in probation gives it one. Where those that
+  are measured are not enough, the cheapest of the others are tried, as many as would do at the median mu, one where
+  nothing is known; their terms are fixed once they are measured, and until then they count for nothing.
 - `nocost_seed` is the ablation: prices are not looked at, the order is a seeded shuffle, and there is no saving.
 - mu and price are fixed at activation in `Assignment`: they are what the node is paid by (`pricing`).
 """
@@ -40,7 +42,9 @@ Rules beside it:
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from .activation_records import Assignment, Considered, Decision, Need, State
@@ -75,7 +79,11 @@ class _Table:
         self.before, self.look, self.now, self.rules = state, look, now, rules
         self.smooth = _smoothed(state, look, now, rules)
         self.candidates = {each.peer: replace(each, mu=self.smooth.get(each.peer)) for each in look.candidates}
-        self.assigned = {peer: given for peer, given in state.assigned.items() if peer in self.candidates}
+        self.assigned = {
+            peer: given if given.mu else replace(given, mu=self.smooth.get(peer, 0.0))
+            for peer, given in state.assigned.items()
+            if peer in self.candidates
+        }
         self.changed = {peer: at for peer, at in state.changed.items() if now - at < self.hold_seconds}
         self.since: dict[tuple[str, Cause], float] = dict(state.since)
         self.standing = dict(state.standing)
@@ -104,6 +112,10 @@ class _Table:
             for peer, given in self.assigned.items()
             if given.run == run and self.candidates[peer].available and (self.candidates[peer].mu or given.mu) > 0
         ]
+
+    def manned(self, run: str) -> bool:
+        """Whether anyone works for the run, measured or not."""
+        return any(given.run == run and self.candidates[peer].available for peer, given in self.assigned.items())
 
     def spend(self) -> int:
         """Micro-dollars an hour of all that work."""
@@ -205,7 +217,7 @@ class _Table:
 
     def fill_in_time(self, need: Need, target: float, working: Sequence[Offer], slow_is_over: bool) -> None:
         """Below mu_min (or a target cut to the run's share) it is urgent, above it only mu's variation is at stake."""
-        if not working:
+        if not self.manned(need.run):
             self.fill(need, "empty", target, working)
         elif mu_of(working) < target / self.rules.gamma:
             if self.lasting(need.run, "starved") >= self.rules.urgent_periods * self.rules.period_seconds:
@@ -226,10 +238,10 @@ class _Table:
     def begin_unmeasured(self, need: Need, working: Sequence[Offer]) -> None:
         self.clear(need.run, *DEVIATIONS)
         cause: Cause = "infeasible" if need.infeasible else "unmeasured"
-        if need.infeasible or working:
+        if need.infeasible or self.manned(need.run):
             self.say_once(need, cause, need.infeasible or "T_train or T_bcast is not measured yet", working)
             return
-        first = self.ordered(self.standby())[:1]
+        first = self.ordered(self.standby())[:1] or self.untried()[:1]
         words = "T_train or T_bcast is not measured yet: one node works until they are"
         self.activate(need, cause, Cover(tuple(first), reached=True), self.standby(), words, working, 0.0)
 
@@ -240,6 +252,8 @@ class _Table:
         if mu_of(offers) + mu < target / self.rules.gamma:
             offers = [*self.standby(recalled=True), *self.movable(need.run)]
         cover = self.within_ceiling(self.cover(offers, target - mu))
+        if not cover.reached:
+            cover = self.within_ceiling(Cover((*cover.chosen, *self.tried(target - mu - cover.mu)), reached=False))
         line = f"mu_min {target / self.rules.gamma:.4g}" if cause == "starved" else f"mu_target {target:.4g}"
         words = f"mu_pool {mu:.4g} is below {line}" + (f" for {lasted:.0f} s" if lasted else "")
         if not cover.reached:
@@ -326,6 +340,24 @@ class _Table:
                     left -= offer.mu
         return found
 
+    def untried(self) -> list[Offer]:
+        """Available paid nodes that stand by and were never measured, the cheapest first; they count for nothing."""
+        found = [
+            Offer(each.peer, 0.0, each.price)
+            for each in self.candidates.values()
+            if each.mu is None
+            and each.available
+            and each.price <= self.ceiling
+            and each.peer not in self.assigned
+            and not self.held(each.peer)
+        ]
+        return sorted(found, key=lambda offer: (offer.price, offer.peer))
+
+    def tried(self, missing: float) -> list[Offer]:
+        """As many of them as would do if they were like the others."""
+        known = [mu for mu in self.smooth.values() if mu > 0]
+        return self.untried()[: math.ceil(missing / median(known)) if known else 1]
+
     def within_ceiling(self, cover: Cover) -> Cover:
         """Without what the spend ceiling does not allow: in order of rho, as far as the money goes."""
         if self.rules.spend_ceiling is None:
@@ -357,6 +389,7 @@ class _Table:
             self.changed[offer.peer] = self.now
         self.clear(need.run, *DEVIATIONS)
         peers = [offer.peer for offer in cover.chosen]
+        offers = [*offers, *(offer for offer in cover.chosen if offer not in offers)]
         words += f"; {_nodes(lapsed)} that went away lost their place" if lapsed else ""
         self.note(need, "activate", cause, peers, words, mu_of(working), working, offers, lasted, lapsed)
 
@@ -415,7 +448,8 @@ class _Table:
                 share=share,
                 deviation_seconds=lasted,
                 considered=tuple(
-                    Considered(each.peer, each.mu, each.price, each.rho, each.peer in picked) for each in shown
+                    Considered(each.peer, each.mu, each.price, each.rho if each.mu else None, each.peer in picked)
+                    for each in shown
                 ),
                 considered_count=len(considered),
                 lapsed=tuple(lapsed),

@@ -71,7 +71,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A node works for a run, on the terms that held when it was activated."""
+    """A node works for a run, on the terms that held when it was activated. `mu` is 0 until there is one."""
 
     run: str
     since: float
@@ -81,12 +81,12 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """A candidate in a decision. `rho` in micro-dollars per rollout."""
+    """A candidate in a decision. `rho` in micro-dollars per rollout, None where mu is not known."""
 
     peer: str
     mu: float
     price: int
-    rho: float
+    rho: float | None
     chosen: bool
 
 

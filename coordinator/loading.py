@@ -43,6 +43,7 @@ def load_pool(ledger: Ledger, config: CoordinatorConfig) -> Pool:
         found = connection.execute(last.where(rollouts.c.run == config.run.name).group_by(rollouts.c.peer))
         receipts = {peer: sequence for peer, sequence in found if sequence is not None}
         for row in connection.execute(sa.select(table).where(table.c.role == "node")):
+            price = config.activation.price(row.peer)
             pool.nodes[row.peer] = NodeEntry(
                 row.peer,
                 row.name,
@@ -51,6 +52,8 @@ def load_pool(ledger: Ledger, config: CoordinatorConfig) -> Pool:
                 state=row.state,
                 state_reason=row.reason,
                 receipt_sequence=receipts.get(row.peer, 0),
+                price=price,
+                standby=bool(price),
             )
     return pool
 

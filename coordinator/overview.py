@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from . import capacity
+from .money import MICRO
 from .views import EvaluationView, NodeView, PoolView, RolloutCounts, RunView, StepView
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ class Overview:
             epoch=node.epoch,
             version=node.version,
             version_lag=None if version is None or node.version is None else max(0, version - node.version),
+            price_hour=node.price / MICRO,
+            standby=node.standby,
             mu=node.meter.rate(now),
             tokens_per_second=node.tokens_per_second,
             leases_held=len(held),

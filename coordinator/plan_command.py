@@ -57,7 +57,12 @@ class PlanSettings(Settings):
     gamma: Annotated[float, Field(ge=1, le=10, description="mu_target = gamma mu_min")] = GAMMA
     price_learner_hour: Annotated[float, Field(ge=0, le=1e6, description="dollars for the learner's machine")] = 0.0
     response_tokens: Annotated[float | None, Field(gt=0, le=1e6, description="mean length of a response")] = None
-    nodes: Annotated[tuple[NodeClassSettings, ...], Field(min_length=1, max_length=CLASSES_MAX)]
+    nodes: Annotated[
+        tuple[NodeClassSettings, ...],
+        Field(
+            min_length=1, max_length=CLASSES_MAX, description="the kinds of nodes that may be had, tables of their own"
+        ),
+    ]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -15,6 +15,7 @@ A price is in micro-dollars an hour, an integer: sums of floats would make equal
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A node that may be rented: rollouts per second above 0, and micro-dollars per hour from 0."""
+    """A node that may be rented: rollouts per second (0 only for one that is to be tried) and micro-dollars an hour."""
 
     peer: str
     mu: float
@@ -44,8 +45,8 @@ class Offer:
 
     @property
     def rho(self) -> float:
-        """Micro-dollars per rollout: (c_i / 3600) / mu_i."""
-        return self.price / SECONDS_PER_HOUR / self.mu
+        """Micro-dollars per rollout: (c_i / 3600) / mu_i; infinite for what makes nothing."""
+        return self.price / SECONDS_PER_HOUR / self.mu if self.mu > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,10 @@ class NodeView(View):
     version: int | None
     version_lag: int | None
     """Published versions' distance in steps; 0 = has the newest."""
+    price_hour: float = 0.0
+    """Dollars; 0 for a volunteer."""
+    standby: bool = False
+    """It has a price and is not activated."""
     mu: float | None
     """Accepted rollouts per second holding at least one lease."""
     tokens_per_second: float

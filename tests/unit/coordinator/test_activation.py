@@ -166,12 +166,34 @@ def test_free_nodes_that_suffice_send_paid_ones_home():
     assert (made.action, set(made.chosen)) == ("release", {"a", "b"})
 
 
-def test_a_paid_node_without_a_rate_is_no_candidate():
-    """It has no rho before its benchmark."""
+def test_a_paid_node_without_a_rate_is_tried_only_where_those_with_one_are_not_enough():
+    """a makes 2 of 3.3; at the median one more would do: the cheaper of two unknown ones. It counts once measured."""
     loop = Loop(Need("r", 3.0))
-    (made,) = loop.look(node("unknown", None, 0.1))
-    assert (made.action, made.chosen, made.considered) == ("none", (), ())
-    assert loop.until(node("unknown", None, 0.1), periods=5) == ()  # said once
+    unknown, dear = node("unknown", None, 0.1), node("dear", None, 0.9)
+    (made,) = loop.look(A, unknown, dear)
+    assert made.chosen == ("a", "unknown")
+    assert made.mu_after == 2.0
+    assert loop.state.assigned["unknown"] == Assignment("r", 0.0, 0.0, 100_000)
+    loop.look(A, node("unknown", 1.5, 0.1), dear)
+    assert loop.state.assigned["unknown"] == Assignment("r", 0.0, 1.5, 100_000)
+    assert loop.until(A, node("unknown", 1.5, 0.1), dear, periods=20) == ()
+    enough = Loop(Need("r", 3.0))
+    enough.look(A, B, unknown)
+    assert enough.at() == {"a", "b"}
+
+
+def test_where_nothing_is_known_one_at_a_time_is_tried():
+    """The cheapest at once, the next one a period later, because the first still counts for nothing."""
+    loop = Loop(Need("r", 3.0))
+    pool = [node("x", None, 0.1), node("y", None, 0.2), node("z", None, 0.3)]
+    (made,) = loop.look(*pool)
+    assert made.chosen == ("x",)
+    (made,) = loop.until(*pool)
+    assert (made.chosen, made.cause) == (("y",), "starved")
+    started = Loop(Need("r", None))
+    (made,) = started.look(*pool)
+    assert (made.chosen, made.cause) == (("x",), "unmeasured")
+    assert {found.action for found in started.until(*pool, periods=10)} <= {"none"}
 
 
 def test_one_node_works_until_there_is_a_measure():
