@@ -35,6 +35,10 @@ slow node that was given one sample at a time would never show what it can do si
 RATE_HALF_LIFE_SECONDS = 120.0
 """A rate follows a change (another program on the GPU) within minutes, and one odd lease does not move it much."""
 
+RATE_MEMORY_SECONDS = RATE_HALF_LIFE_SECONDS / math.log(2)
+"""173 s: what is remembered of steady holding, each second weighed by its age. Weighed exactly, whenever it is looked
+at: otherwise a rate that is asked for more often would be another one."""
+
 RATE_SECONDS_MIN = 0.05
 """No rate is stated from less holding time than this: one fast lease would read as a huge pool."""
 
@@ -175,4 +179,4 @@ class RateMeter:
         self._since = now
         kept = 0.5 ** (held / RATE_HALF_LIFE_SECONDS)
         self._accepted *= kept
-        self._seconds = self._seconds * kept + held
+        self._seconds = self._seconds * kept + RATE_MEMORY_SECONDS * (1 - kept)

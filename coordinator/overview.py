@@ -38,11 +38,16 @@ class Overview:
     def pool(self, addresses: tuple[str, ...], confinement: tuple[str, ...]) -> PoolView:
         """The pool as a whole. `confinement`: the layers that hold around the scorer."""
         office, now = self._office, self._office.clock()
-        health = Counter(
-            "suspended" if node.state == "suspended" else node.health(now, office.pool.heartbeat_seconds)
-            for node in office.pool.nodes.values()
-        )
+        health = Counter(self._standing(node, now) for node in office.pool.nodes.values())
         t_train, t_bcast = office.t_train(), office.t_bcast()
+        least = None
+        if t_train is not None and t_bcast is not None:
+            least = capacity.mu_min(
+                kappa=office.config.run.kappa,
+                t_train=t_train,
+                t_bcast=t_bcast,
+                rollouts_per_step=office.config.run.R,
+            )
         return PoolView(
             coordinator=office.identity.peer_id,
             addresses=addresses,
@@ -50,15 +55,10 @@ class Overview:
             nodes_late=health["late"],
             nodes_dead=health["dead"],
             nodes_suspended=health["suspended"],
+            nodes_standby=health["standby"],
             mu_pool=office.pool.mu(now),
-            mu_min=None
-            if t_train is None or t_bcast is None
-            else capacity.mu_min(
-                kappa=office.config.run.kappa,
-                t_train=t_train,
-                t_bcast=t_bcast,
-                rollouts_per_step=office.config.run.R,
-            ),
+            mu_min=least,
+            mu_target=capacity.mu_target(least, office.config.activation.gamma),
             t_bcast_seconds=t_bcast,
             t_train_seconds=t_train,
             refused=dict(office.tally.refused),
@@ -113,6 +113,13 @@ class Overview:
             t_bcast_seconds=office.t_bcast(),
             staleness_estimate=office.staleness_estimate(),
         )
+
+    def _standing(self, node: NodeEntry, now: float) -> str:
+        """What a node is counted as: it is one of these."""
+        if node.state == "suspended":
+            return "suspended"
+        health = node.health(now, self._office.pool.heartbeat_seconds)
+        return "standby" if node.standby and health != "dead" else health
 
     def _node(self, node: NodeEntry, now: float) -> NodeView:
         office = self._office

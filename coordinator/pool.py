@@ -129,7 +129,7 @@ class Pool:
             if node.state == "active" and not node.standby and node.health(now, self.heartbeat_seconds) != "dead"
         )
         if not says:
-            standby = sum(node.standby for node in self.working(now))
+            standby = sum(node.standby for node in self.live(now))
             return f"{standby} live nodes, all of them standing by" if standby else "no live node in the pool"
         if any(word not in AWAY and word != STALLED for word in says):
             return ""
@@ -139,7 +139,7 @@ class Pool:
 
     def mu(self, now: float) -> float:
         """mu_pool = sum of a_i mu_i, in rollouts per second."""
-        return sum(node.meter.rate(now) or 0.0 for node in self.live(now))
+        return sum(node.meter.rate(now) or 0.0 for node in self.working(now))
 
 
 class Complaints:

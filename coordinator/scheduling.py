@@ -2,8 +2,8 @@
 
 Only nodes with a price are ever sent to stand by; a pool of volunteers has nothing to decide, and nothing is recorded.
 A node that stands by keeps its snapshots up to date, so it can begin at once, and is given no leases; what it holds
-when it is released it may finish. The loop remembers nothing over a restart of the coordinator: it begins with all
-paid nodes standing by, and fills the pool at its first look.
+when it is released it may finish. Over a restart of the coordinator the loop remembers from the audit log who worked;
+what they are measured at, and so their terms, begin anew.
 
 | what is given     | from                                                                                  |
 |-------------------|---------------------------------------------------------------------------------------|
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 from . import capacity
 from .activation import step
-from .activation_records import Candidate, Look, Need, State
+from .activation_records import Assignment, Candidate, Look, Need, State
 from .ledger import LedgerUnavailable
-from .records import add_event
+from .records import add_event, last_of_each
 from .run_book import ENDED
 
 if TYPE_CHECKING:
-    from .activation_records import Decision
+    from .activation_records import Action, Decision
     from .office import Office
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,9 @@ DECISIONS_REMEMBERED = 200
 """With all their numbers, for the operator's questions; the audit log has every one, in words."""
 
 ACTOR = "scheduler"
+ACTIVATED, RELEASED = "node activated", "node released"
+ACTIONS: dict[Action, str] = {"activate": ACTIVATED, "release": RELEASED, "none": "pool unchanged"}
+"""In the audit log; the first two are read again after a restart."""
 
 
 class Scheduler:
@@ -47,9 +50,19 @@ class Scheduler:
     def __init__(self, office: Office) -> None:
         self._office = office
         self._rules = office.config.activation.rules()
-        self._state = State()
+        self._state = self._recalled()
+        self._apply()
         self._next_at = float("-inf")
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_REMEMBERED)
+
+    def _recalled(self) -> State:
+        """Who worked when this coordinator ended, unmeasured: until they are measured they count for nothing."""
+        office, now = self._office, self._office.clock()
+        with office.ledger.reading() as connection:
+            last = last_of_each(connection, ACTOR, (ACTIVATED, RELEASED))
+        nodes = office.pool.nodes
+        working = [peer for peer, action in last.items() if action == ACTIVATED and peer in nodes]
+        return State({peer: Assignment(office.run.name, now, 0.0, nodes[peer].price) for peer in working})
 
     def look(self) -> None:
         """Decide, record, apply; nothing while it is too early, or while the ledger cannot be written."""
@@ -102,15 +115,16 @@ class Scheduler:
         office = self._office
         with office.ledger.transaction() as connection:
             for made in decisions:
-                action = {"activate": "node activated", "release": "node released", "none": "pool unchanged"}
-                for subject in made.chosen or (made.run,):
+                lines = [(ACTIONS[made.action], subject, made.reason) for subject in made.chosen or (made.run,)]
+                lines += [(RELEASED, peer, "it is away, and its place was given to others") for peer in made.lapsed]
+                for action, subject, reason in lines:
                     add_event(
                         connection,
                         wall=office.wall(),
                         actor=ACTOR,
-                        action=action[made.action],
+                        action=action,
                         subject=subject,
-                        reason=f"{made.cause}: {made.reason}",
+                        reason=f"{made.cause}: {reason}",
                     )
 
     def _apply(self) -> None:

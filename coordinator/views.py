@@ -80,9 +80,13 @@ class PoolView(View):
     nodes_late: int
     nodes_dead: int
     nodes_suspended: int
+    nodes_standby: int = 0
+    """Live nodes with a price that are not activated."""
     mu_pool: float
     mu_min: float | None
     """Equation 2; None while unmeasured or when no rate is enough."""
+    mu_target: float | None = None
+    """gamma mu_min, with the gamma of `[activation]`."""
     t_bcast_seconds: float | None
     t_train_seconds: float | None
     refused: dict[str, int]

@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from echo2.coordinator.ledger import LedgerUnavailable
+from echo2.coordinator.pool import NodeEntry, Pool
 from echo2.p2p.identity import Identity
 
 CHEAP, DEAR, FREE = 10, 11, 12
@@ -72,6 +73,7 @@ async def test_when_it_is_lost_the_one_standing_by_takes_its_place(autojump_cloc
         await beat(dear, seconds=60)  # three heartbeats of the other are missed
         assert (await dear.lease()).leases
         assert said(service) == [
+            ("scheduler", "node released", cheap.peer_id),
             ("scheduler", "node activated", dear.peer_id),
             ("scheduler", "node activated", cheap.peer_id),
         ]
@@ -163,3 +165,48 @@ def test_a_price_for_something_that_is_no_node_is_refused(world):
         world.activation = {"prices": prices}
         with pytest.raises(ValueError, match="prices"):
             world.config()
+
+
+async def test_a_restart_of_the_coordinator_sends_nobody_home(autojump_clock, world):
+    """Who worked goes on at once, though nothing that was measured of it is known any more; who stood by still does."""
+    priced(world)
+    async with world.learner() as learner, world.node(CHEAP) as cheap, world.node(DEAR) as dear:
+        async with world.serving():
+            await learner.hello()
+            await learner.publish()
+            await cheap.join()
+            await dear.join()
+            await beat(cheap, dear, seconds=20)
+        async with world.serving() as service:
+            await learner.hello()
+            await learner.publish()
+            await cheap.join(hello=False)
+            await dear.join(hello=False)
+            assert (await cheap.lease()).leases
+            assert (await dear.lease()).leases == ()
+            await beat(cheap, dear, seconds=30)
+            assert [line for line in said(service) if line[1].startswith("node")] == [
+                ("scheduler", "node activated", cheap.peer_id)
+            ]
+
+
+async def test_the_pool_shows_who_stands_by_and_what_it_aims_at(autojump_clock, world):
+    """Counted apart from the healthy ones, whose rate is the pool's."""
+    priced(world, gamma=1.5)
+    async with world.serving() as service, world.learner() as learner, world.node(DEAR) as dear:
+        await learner.hello()
+        await dear.join()
+        pool = service.pool_view()
+        assert (pool.nodes_healthy, pool.nodes_standby, pool.mu_target) == (0, 1, None)
+        assert "1 live nodes, all of them standing by" in service._office.pool.nobody(trio.current_time())
+
+
+def test_who_stands_by_counts_for_no_rate():
+    """It may be measured, and live; mu_pool is of those that work."""
+    pool = Pool(10.0)
+    for name, standby in (("works", False), ("waits", True)):
+        node = pool.nodes[name] = NodeEntry(name, name, "", (), seen_at=0.0, says="working", standby=standby)
+        node.meter.believe(2.0, 0.0)
+    assert pool.mu(1.0) == 2.0
+    assert [node.peer for node in pool.live(1.0)] == ["works", "waits"]
+    assert [node.peer for node in pool.working(1.0)] == ["works"]
