@@ -34,7 +34,8 @@ Rules beside it:
   is changed: more nodes would not help, and the reason says what would.
 - A paid node of unknown mu has no rho and is no candidate: its benchmark in probation gives it one. Where those that
   are measured are not enough, the cheapest of the others are tried, as many as would do at the median mu, one where
-  nothing is known; their terms are fixed once they are measured, and until then they count for nothing.
+  nothing is known; their terms are fixed once they are measured, and until then they count for nothing. One that made
+  nothing in `hold_periods` is released.
 - `nocost_seed` is the ablation: prices are not looked at, the order is a seeded shuffle, and there is no saving.
 - mu and price are fixed at activation in `Assignment`: they are what the node is paid by (`pricing`).
 """
@@ -63,7 +64,7 @@ DEVIATIONS: tuple[Cause, ...] = ("starved", "short", "surplus", "saving")
 
 
 def step(state: State, look: Look, now: float, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
-    """The state after a look, and what was decided: at most one activation or release for each run."""
+    """The state after a look, and what was decided. Changes nothing that it was given."""
     table = _Table(state, look, now, rules)
     table.end_runs()
     table.place_free()
@@ -196,6 +197,7 @@ class _Table:
 
     def decide(self, need: Need) -> None:
         """One run's deviation, and what follows from it."""
+        self.give_up_idle(need)
         target, working = self.targets[need.run][0], self.working(need.run)
         mu = mu_of(working)
         if target is None:
@@ -214,6 +216,26 @@ class _Table:
         else:
             self.clear(need.run, "starved", "short", "surplus")
             self.save(need, target, working)
+
+    def give_up_idle(self, need: Need) -> None:
+        """Paid nodes that were tried, or went on after a restart, and made nothing: others get their chance."""
+        blind = self.rules.nocost_seed is not None
+        idle = [
+            peer
+            for peer, given in self.assigned.items()
+            if given.run == need.run
+            and not given.mu
+            and (given.price or blind)
+            and self.now - given.since >= self.hold_seconds
+        ]
+        if not idle:
+            return
+        before = self.working(need.run)
+        for peer in idle:
+            del self.assigned[peer]
+            self.changed[peer] = self.now
+        words = f"{_nodes(idle)} made nothing in {self.hold_seconds:.0f} s"
+        self.note(need, "release", "idle", idle, words, mu_of(before), before)
 
     def fill_in_time(self, need: Need, target: float, working: Sequence[Offer], slow_is_over: bool) -> None:
         """Below mu_min (or a target cut to the run's share) it is urgent, above it only mu's variation is at stake."""
@@ -282,12 +304,12 @@ class _Table:
         """Whether other nodes would do it for much less: those that may not be released stay in the reckoning."""
         standby = self.standby() if self.rules.nocost_seed is None else []
         stay = [offer for offer in working if self.held(offer.peer) or offer.price == 0]
-        go = [offer for offer in working if offer not in stay]
+        go = [offer for offer in working if not self.held(offer.peer) and offer.price]
         price = price_of(working)
         best = (
             cheapest_cover([*go, *standby], target * (1 + self.rules.margin) - mu_of(stay)) if go and standby else None
         )
-        new = () if best is None else tuple(offer for offer in best.chosen if offer not in go)
+        new = () if best is None else tuple(offer for offer in best.chosen if offer.peer not in self.assigned)
         if best is None or not new or not best.reached or self.within_ceiling(Cover(new, reached=True)).chosen != new:
             self.clear(need.run, "saving")
             self.standing[need.run] = "steady"
@@ -389,7 +411,8 @@ class _Table:
             self.changed[offer.peer] = self.now
         self.clear(need.run, *DEVIATIONS)
         peers = [offer.peer for offer in cover.chosen]
-        offers = [*offers, *(offer for offer in cover.chosen if offer not in offers)]
+        known = {offer.peer for offer in offers}
+        offers = [*offers, *(offer for offer in cover.chosen if offer.peer not in known)]
         words += f"; {_nodes(lapsed)} that went away lost their place" if lapsed else ""
         self.note(need, "activate", cause, peers, words, mu_of(working), working, offers, lasted, lapsed)
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Action = Literal["activate", "release", "none"]
-Cause = Literal["empty", "starved", "short", "surplus", "saving", "free", "unmeasured", "infeasible", "over", "steady"]
+Cause = Literal[
+    "empty", "starved", "short", "surplus", "saving", "free", "unmeasured", "infeasible", "idle", "over", "steady"
+]
 
 
 @dataclass(frozen=True, slots=True)

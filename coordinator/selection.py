@@ -136,11 +136,11 @@ def _finished(order: list[Offer], need: float) -> list[list[Offer]]:
 
 def _pruned(chosen: list[Offer], need: float) -> list[Offer]:
     """Without those that it can do without, the dearest first."""
-    kept = list(chosen)
+    kept, total = list(chosen), mu_of(chosen)
     for offer in sorted(chosen, key=lambda each: (-each.price, each.mu, each.peer)):
-        rest = [each for each in kept if each is not offer]
-        if mu_of(rest) >= need:
-            kept = rest
+        if total - offer.mu >= need:
+            kept = [each for each in kept if each is not offer]
+            total = mu_of(kept)
     return kept
 
 

@@ -193,7 +193,19 @@ def test_where_nothing_is_known_one_at_a_time_is_tried():
     started = Loop(Need("r", None))
     (made,) = started.look(*pool)
     assert (made.chosen, made.cause) == (("x",), "unmeasured")
-    assert {found.action for found in started.until(*pool, periods=10)} <= {"none"}
+    assert {found.action for found in started.until(*pool, periods=9)} <= {"none"}
+
+
+def test_one_that_was_tried_and_made_nothing_is_released_after_ten_periods():
+    """Then the next one is tried at once; it would block the run for ever otherwise."""
+    loop = Loop(Need("r", None))
+    pool = [node("x", None, 0.1), node("y", None, 0.2)]
+    loop.look(*pool)
+    loop.until(*pool, periods=1)  # said: not measured yet
+    released, tried = loop.until(*pool, periods=10)
+    assert (released.action, released.cause, released.chosen) == ("release", "idle", ("x",))
+    assert released.at == 10 * PERIOD
+    assert (tried.action, tried.chosen) == ("activate", ("y",))
 
 
 def test_one_node_works_until_there_is_a_measure():
