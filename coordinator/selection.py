@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXACT_MAX = 16
 """Offers solved exactly: 2 x 256 subsets, about a millisecond; 20 would still be some milliseconds."""
 
-FINISHED_PREFIXES = 64
+FINISHED_PREFIXES = 32
 """Prefixes that are tried with a single finisher, the longest first: a shorter one would need a giant."""
 
 SLACK = 1e-9
@@ -118,12 +118,19 @@ def _goodness(offers: Iterable[Offer]) -> tuple[int, int, float]:
     return price_of(chosen), len(chosen), -mu_of(chosen)
 
 
+def _break(order: Sequence[Offer], need: float) -> int:
+    """How many of the first reach `need`; all where only a sum in another order does."""
+    total = 0.0
+    for end, offer in enumerate(order, 1):
+        total += offer.mu
+        if total >= need:
+            return end
+    return len(order)
+
+
 def _finished(order: list[Offer], need: float) -> list[list[Offer]]:
     """The cheapest prefix that reaches `need`, and shorter ones with their best single finisher; all pruned."""
-    end, total = 0, 0.0
-    while total < need:
-        total += order[end].mu
-        end += 1
+    end = _break(order, need)
     sets = [_pruned(order[:end], need)]
     for length in range(end - 1, max(-1, end - 1 - FINISHED_PREFIXES), -1):
         missing = need - mu_of(order[:length])
@@ -136,20 +143,18 @@ def _finished(order: list[Offer], need: float) -> list[list[Offer]]:
 
 def _pruned(chosen: list[Offer], need: float) -> list[Offer]:
     """Without those that it can do without, the dearest first."""
-    kept, total = list(chosen), mu_of(chosen)
+    total, dropped = mu_of(chosen), set[str]()
     for offer in sorted(chosen, key=lambda each: (-each.price, each.mu, each.peer)):
         if total - offer.mu >= need:
-            kept = [each for each in kept if each is not offer]
-            total = mu_of(kept)
-    return kept
+            dropped.add(offer.peer)
+            total -= offer.mu
+    kept = [offer for offer in chosen if offer.peer not in dropped]
+    return kept if mu_of(kept) >= need else chosen  # the last bit of a sum in another order
 
 
 def _core(order: list[Offer], need: float, width: int) -> list[Offer]:
     """Cheaper offers than the core are taken, dearer ones are not, the core is exact; `order` as a whole is enough."""
-    total, end = 0.0, 0
-    while total < need:
-        total += order[end].mu
-        end += 1
+    end = _break(order, need)
     first = max(0, min(end - width // 2, len(order) - width))
     taken, core = order[:first], order[first : first + width]
     return [*taken, *_exact(core, need - mu_of(taken))]
