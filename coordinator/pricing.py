@@ -44,8 +44,9 @@ MILLISECONDS_PER_HOUR = 3_600_000
 SECONDS_PER_HOUR = 3600
 BYTES_PER_GIB = 1 << 30
 
-Unit = Literal["micro-dollar", "micro-credit"]
-Kind = Literal["pay", "consumed", "stale", "relayed"]
+Unit = Literal["usd", "credit"]
+Kind = Literal["credit", "relay"]
+"""As the chain of postings has them: what a node earned, in dollars or in credits, for rollouts or for bytes."""
 
 
 def rho_pico(price: int, mu: float) -> int:
@@ -59,15 +60,15 @@ def rho_pico(price: int, mu: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line of the ledger: `amount` in `unit` for `quantity` rollouts (bytes for `relayed`)."""
+    """What is to be posted: millionths of `unit` for `quantity` rollouts, or bytes; never below 0."""
 
     peer: str
     run: str
     kind: Kind
     unit: Unit
     quantity: int
-    amount: int
-    reason: str = ""
+    amount_micros: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +147,8 @@ def book(
     if amount == 0:
         return account, None
     capped = account.earned > account.cap
-    reason = f"capped at {dollars(account.price)} an hour" if capped else ""
-    entry = Entry(account.peer, account.run, "pay", "micro-dollar", rollouts, amount, reason)
+    reason = "pay" + (f", capped at {dollars(account.price)} an hour" if capped else "")
+    entry = Entry(account.peer, account.run, "credit", "usd", rollouts, amount, reason)
     return replace(account, entered=account.due), entry
 
 
@@ -189,9 +190,8 @@ def credit_rollouts(
     """The entry for `count` rollouts that reached a terminal state; None where they earn nothing."""
     if count <= 0 or not payable(state, in_time=in_time, suspended=suspended):
         return None
-    kind: Kind = "consumed" if state in {"consumed", "evaluated"} else "stale"
-    amount = count * (rates.consumed if kind == "consumed" else rates.stale)
-    return Entry(credits_.peer, credits_.run, kind, "micro-credit", count, amount) if amount else None
+    amount = count * (rates.consumed if state in {"consumed", "evaluated"} else rates.stale)
+    return Entry(credits_.peer, credits_.run, "credit", "credit", count, amount, state) if amount else None
 
 
 def credit_relayed(credits_: Credits, rates: CreditRates, length: int) -> tuple[Credits, Entry | None]:
@@ -204,7 +204,7 @@ def credit_relayed(credits_: Credits, rates: CreditRates, length: int) -> tuple[
     after = replace(credits_, relayed_bytes=total, relayed_entered=due)
     if amount == 0:
         return after, None
-    return after, Entry(credits_.peer, credits_.run, "relayed", "micro-credit", length, amount)
+    return after, Entry(credits_.peer, credits_.run, "relay", "credit", length, amount, "relayed bytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def test_an_hour_at_the_measured_rate_pays_what_was_asked():
     account = pricing.lease(open_account("a", "r", price=360_000, mu=2.0), 7200)
     account, entry = book(account, rollouts=7200, milliseconds=HOUR)
     assert entry is not None
-    assert (entry.kind, entry.unit, entry.amount, entry.reason) == ("pay", "micro-dollar", 360_000, "")
+    assert (entry.kind, entry.unit, entry.amount_micros, entry.reason) == ("credit", "usd", 360_000, "pay")
     assert account.entered == account.due == 360_000
 
 
@@ -40,10 +40,10 @@ def test_a_faster_node_is_not_paid_more_an_hour_than_it_asked():
     account = pricing.lease(open_account("a", "r", price=360_000, mu=2.0), 10_000)
     account, entry = book(account, rollouts=10_000, milliseconds=HOUR)
     assert entry is not None
-    assert (entry.amount, entry.reason) == (360_000, "capped at $0.36 an hour")
+    assert (entry.amount_micros, entry.reason) == (360_000, "pay, capped at $0.36 an hour")
     account, entry = book(account, milliseconds=HOUR)
     assert entry is not None
-    assert entry.amount == 140_000
+    assert entry.amount_micros == 140_000
 
 
 def test_a_slower_node_is_paid_for_what_it_made():
@@ -51,7 +51,7 @@ def test_a_slower_node_is_paid_for_what_it_made():
     account = pricing.lease(open_account("a", "r", price=360_000, mu=2.0), 3600)
     _, entry = book(account, rollouts=3600, milliseconds=HOUR)
     assert entry is not None
-    assert entry.amount == 180_000
+    assert entry.amount_micros == 180_000
 
 
 def test_a_volunteer_is_paid_nothing_and_owes_nothing():
@@ -92,7 +92,7 @@ def test_credits_by_hand():
         pricing.credit_rollouts(mine, rates, state="stale", count=2, in_time=False),
         pricing.credit_rollouts(mine, rates, state="rejected", count=2, in_time=True),
     ]
-    assert [None if entry is None else (entry.kind, entry.amount) for entry in earned] == [
+    assert [None if entry is None else (entry.reason, entry.amount_micros) for entry in earned] == [
         ("consumed", 2_000_000),
         ("stale", 1_000_000),
         None,
@@ -102,7 +102,7 @@ def test_credits_by_hand():
     mine, second = pricing.credit_relayed(mine, rates, 1 << 29)
     assert first is not None
     assert second is not None
-    assert (first.amount, second.amount) == (1_000_000, 500_000)
+    assert (first.amount_micros, second.amount_micros) == (1_000_000, 500_000)
 
 
 def test_amounts_as_people_write_them():
@@ -133,7 +133,7 @@ def test_a_closed_account_gives_back_what_it_will_not_need():
     account = pricing.lease(open_account("a", "r", price=360_000, mu=2.0), 100)
     account, entry = book(account, rollouts=100, milliseconds=36_000)  # earned 5000, cap 3600
     assert entry is not None
-    assert (entry.amount, account.liability) == (3600, 5000)
+    assert (entry.amount_micros, account.liability) == (3600, 5000)
     assert pricing.close(account).liability == 3600
     with pytest.raises(ValueError, match="were out"):
         book(pricing.close(account), milliseconds=HOUR)
@@ -161,8 +161,8 @@ def test_entries_add_up_to_what_is_due(price, mu, bookings):
         account, entry = book(account, rollouts=payable, milliseconds=milliseconds, unpaid=unpaid)
         assert account.liability <= before
         if entry is not None:
-            assert entry.amount > 0
-            total += entry.amount
+            assert entry.amount_micros > 0
+            total += entry.amount_micros
         assert total == account.entered == account.due
         exact = min(
             Fraction(account.rollouts * account.rho, 10**6), Fraction(account.price * account.milliseconds, HOUR)
@@ -212,5 +212,5 @@ def test_relayed_bytes_are_credited_exactly(lengths, rate):
     mine, rates, total = Credits("a", "r"), CreditRates(relayed_gib=rate), 0
     for length in lengths:
         mine, entry = pricing.credit_relayed(mine, rates, length)
-        total += 0 if entry is None else entry.amount
+        total += 0 if entry is None else entry.amount_micros
     assert total == sum(lengths) * rate >> 30
