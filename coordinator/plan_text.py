@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .planning import Report, Row
 
 COLUMNS_MAX = 120
+POOL_COLUMNS = 12
 COLUMNS_PLAIN = 120
 """Where the output is no terminal: a file, a pipe."""
 
@@ -54,10 +55,12 @@ def lines_of(report: Report) -> list[str]:
 
 def table_of(report: Report) -> Table:
     """Each budget's plan on one line."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("S", justify="right")
-    for name in ("kappa", "mu_min", "pool", "$/h", "step s", "$/step", "bubble", "stale", "lease s", "fits"):
-        table.add_column(name, justify="right", no_wrap=name != "pool")
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    for name in ("S", "kappa", "mu_min", "$/h", "step s", "$/step", "bubble", "stale", "lease s", "fits"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(
+        "pool", min_width=POOL_COLUMNS, overflow="fold"
+    )  # last, so that it is what wraps on a narrow screen
     for row in report.table:
         table.add_row(*_cells(row), style="bold" if (row.S, row.kappa) == _asked(report) else "")
     return table
@@ -72,7 +75,6 @@ def _cells(row: Row) -> list[str]:
         str(row.S),
         str(row.kappa),
         "none" if row.mu_min is None else f"{row.mu_min:.3g}",
-        " + ".join(f"{kind.count} {kind.name}" for kind in row.rented),
         f"{row.dollars_hour:.3g}",
         f"{row.step_seconds:.3g}",
         f"{row.dollars_step:.3g}",
@@ -80,4 +82,5 @@ def _cells(row: Row) -> list[str]:
         str(row.staleness),
         f"{row.lease_seconds:.3g}",
         ("yes" if row.feasible else "no") if row.enough else "short",
+        " + ".join(f"{kind.count} {kind.name}" for kind in row.rented),
     ]

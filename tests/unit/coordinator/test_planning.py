@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from echo2.coordinator import capacity
 from echo2.coordinator.cli import app
 from echo2.coordinator.plan_command import PlanSettings, read_plan
+from echo2.coordinator.plan_text import table_of
 from echo2.coordinator.planning import NodeClass, Setup, kappa_of, make_plan, rent, row_of
 from echo2.p2p.errors import ConfigurationError
 
@@ -177,3 +180,13 @@ def test_a_class_without_a_rate_is_refused(tmp_path):
     """Neither rollouts nor tokens."""
     with pytest.raises(ValueError, match="say rollouts_per_second"):
         PlanSettings(train_seconds=1.0, broadcast_seconds=0.0, nodes=({"name": "x"},))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_keeps_every_column_on_a_narrow_screen(width):
+    """What wraps is the list of nodes."""
+    report = make_plan(SETUP, S=3, kappa=None, table_to=3)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table_of(report))
+    head, *_ = [line for line in console.export_text().splitlines() if line.strip()]
+    assert " ".join(head.split()) == "S kappa mu_min $/h step s $/step bubble stale lease s fits pool"
