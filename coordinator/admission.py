@@ -162,6 +162,8 @@ class AdmissionDesk:
         self._record(peer, hello, known=node is not None)
         if node is None:
             node = office.pool.nodes[peer] = NodeEntry(peer, hello.name, hello.software, hello.addresses)
+            node.price = office.config.activation.price(peer)
+            node.standby = bool(node.price)
         if node.addresses != hello.addresses:
             office.run.forget_plans()
         node.name, node.software, node.addresses = hello.name, hello.software, hello.addresses

@@ -65,6 +65,9 @@ class Desk(Views, Protocol):
     def restore_node(self, peer: str, *, actor: str, reason: str) -> None:
         """A suspended node takes part again."""
 
+    def decisions_view(self) -> list[dict[str, Any]]:
+        """Whom the scheduler activated and released, and why, the newest first."""
+
     def events_view(self, *, limit: int, before: int | None) -> list[EventView]:
         """The audit log, newest first."""
 
@@ -189,6 +192,10 @@ def _add_reads(api: FastAPI, desk: Desk) -> None:
         before: Annotated[int | None, Query(ge=1, description="only events with a lower id")] = None,
     ) -> list[EventView]:
         return desk.events_view(limit=limit, before=before)
+
+    @api.get("/v1/decisions")
+    async def decisions() -> list[dict[str, Any]]:
+        return desk.decisions_view()
 
     @api.get("/v1/runs/{run}")
     async def run(run: RunPath) -> RunView:

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+GAMMA = 1.1
+"""mu_target = gamma mu_min (equation 3): what the pool is sized for, so that it may vary."""
+
 LEASE_SHARE_OF_STEP = 0.5
 """L <= 0.5 T_train: whole groups as leases cap the pool near R / n nodes, and the slowest lease delays its batch."""
 
@@ -32,8 +35,16 @@ slow node that was given one sample at a time would never show what it can do si
 RATE_HALF_LIFE_SECONDS = 120.0
 """A rate follows a change (another program on the GPU) within minutes, and one odd lease does not move it much."""
 
+RATE_MEMORY_SECONDS = RATE_HALF_LIFE_SECONDS / math.log(2)
+"""173 s: what is remembered of steady holding, each second weighed by its age. Weighed exactly, whenever it is looked
+at: otherwise a rate that is asked for more often would be another one."""
+
 RATE_SECONDS_MIN = 0.05
 """No rate is stated from less holding time than this: one fast lease would read as a huge pool."""
+
+PRIOR_SECONDS = 60.0
+"""What the benchmark of probation counts for, in seconds of holding: half of what decides after one half-life, nothing
+after ten. A node's first lease would otherwise be all that is known of it."""
 
 ESTIMATE_STEPS = 32
 """Training steps whose median is T_train: recent enough to follow a change, many enough to ignore one slow step."""
@@ -44,6 +55,16 @@ def overlap_holds(*, kappa: int, t_train: float, t_bcast: float, rollouts_per_st
     if mu_pool <= 0:
         return False
     return kappa * t_train >= t_bcast + kappa * rollouts_per_step / mu_pool
+
+
+def mu_target(least: float | None, gamma: float = GAMMA) -> float | None:
+    """gamma mu_min (equation 3), `least` being mu_min; None where no rate is enough."""
+    return None if least is None else gamma * least
+
+
+def rho(*, price_hour: float, mu: float) -> float:
+    """rho_i = (c_i / 3600) / mu_i, what one rollout of a node costs, in the unit of the price."""
+    return price_hour / 3600 / mu
 
 
 def mu_min(*, kappa: int, t_train: float, t_bcast: float, rollouts_per_step: int) -> float | None:
@@ -116,13 +137,23 @@ class RateMeter:
     """mu of one node: accepted rollouts over seconds holding at least one lease, both forgotten with one half-life.
 
     Arrivals per wall-clock second would be throttled by pacing itself. Only holding time makes it forget: a node that
-    waits for work keeps its rate.
+    waits for work keeps its rate. A ratio of two sums, not a mean of each lease's rate: a lease that was fast by chance
+    weighs as little as it was short. With `believe`, what a benchmark measured counts like so many seconds of holding
+    with so many rollouts; for rollouts that come at random that is the mean of a gamma posterior. After many half-lives
+    of steady work the sums hold 173 s of it: slices that come at random, one in s seconds, give it a relative noise of
+    sqrt(s / 346).
     """
 
     def __init__(self) -> None:
         self._accepted = 0.0
         self._seconds = 0.0
         self._since: float | None = None
+
+    def believe(self, rate: float, now: float, *, seconds: float = PRIOR_SECONDS) -> None:
+        """Start from what a benchmark measured, in rollouts per second, instead of all that was known before."""
+        self._accepted, self._seconds = rate * seconds, seconds
+        if self._since is not None:
+            self._since = now
 
     def hold(self, holding: bool, now: float) -> None:
         """Say whether the node holds any lease from `now` on."""
@@ -148,4 +179,4 @@ class RateMeter:
         self._since = now
         kept = 0.5 ** (held / RATE_HALF_LIFE_SECONDS)
         self._accepted *= kept
-        self._seconds = self._seconds * kept + held
+        self._seconds = self._seconds * kept + RATE_MEMORY_SECONDS * (1 - kept)

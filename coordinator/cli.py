@@ -21,6 +21,7 @@ from . import research
 from .demo import run_demo
 from .demo_options import DemoOptions, Places, preset_of
 from .demo_screen import plain_line, render
+from .plan_command import plan
 from .task_check import check_task, spec_of
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def check(
         raise typer.Exit(1)
 
 
-for researchers in (research.submit, research.watch, research.export):
+for researchers in (plan, research.submit, research.watch, research.export):
     app.command()(researchers)
 
 

@@ -17,6 +17,10 @@ from echo2.p2p.settings import Multiaddr, Port, Settings, SettingsPath, load_set
 from echo2.tasks.catalog import with_absolute_path
 from echo2.tasks.task import TaskSpec, canonical_json
 
+from .activation_records import Rules
+from .capacity import GAMMA
+from .money import micro_dollars
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -41,6 +45,47 @@ class RestConfig(Settings):
     def loopback(self) -> bool:
         """True when only processes of this machine can connect."""
         return self.host in LOOPBACK_HOSTS
+
+
+class ActivationConfig(Settings):
+    """Which nodes of a price work, and what they may cost (equation 3). Volunteers, without a price, always work."""
+
+    prices: dict[PeerId, Annotated[float, Field(ge=0, le=1e6)]] = Field(
+        default_factory=dict, description="dollars an hour of nodes that are paid, by peer id"
+    )
+    period_seconds: Annotated[
+        float, Field(ge=1, le=86_400, description="a loss is answered after one period, a surplus after three")
+    ] = 60.0
+    gamma: Annotated[float, Field(ge=1, le=10, description="mu_target = gamma mu_min: room for mu_pool to vary")] = (
+        GAMMA
+    )
+    mu_start: Annotated[
+        float, Field(ge=0, le=1e6, description="rollouts a second to aim at before a step was timed; 0 = one node")
+    ] = 0.0
+    price_ceiling_hour: Annotated[
+        float, Field(ge=0, le=1e6, description="dollars an hour; no node that asks more works; 0 = any")
+    ] = 0.0
+    spend_ceiling_hour: Annotated[
+        float, Field(ge=0, le=1e6, description="dollars an hour that all working nodes may cost; 0 = any")
+    ] = 0.0
+    order: Annotated[
+        Literal["price", "shuffle"], Field(description="shuffle = prices are not looked at, for comparison")
+    ] = "price"
+    shuffle_seed: Annotated[int, Field(ge=0, le=2**53, description="of that shuffle")] = 0
+
+    def rules(self) -> Rules:
+        """For the loop, with money in whole micro-dollars."""
+        return Rules(
+            period_seconds=self.period_seconds,
+            gamma=self.gamma,
+            price_ceiling=micro_dollars(self.price_ceiling_hour) or None,
+            spend_ceiling=micro_dollars(self.spend_ceiling_hour) or None,
+            nocost_seed=self.shuffle_seed if self.order == "shuffle" else None,
+        )
+
+    def price(self, peer: str) -> int:
+        """What a node is paid, in micro-dollars an hour; 0 for a volunteer."""
+        return micro_dollars(self.prices.get(peer, 0.0))
 
 
 def _peer_of_a_key(text: str) -> str:
@@ -161,6 +206,7 @@ class CoordinatorConfig(StatePlace):
     )
     score_seconds_max: Annotated[float, Field(gt=0, le=60, description="one reward's time; then it is 0")] = 2.0
     rest: RestConfig = RestConfig()
+    activation: ActivationConfig = ActivationConfig()
     run: RunConfig
 
     @property

@@ -24,9 +24,6 @@ from dataclasses import dataclass, field
 
 from . import capacity
 
-PRUNING = 1.1
-"""gamma: the pool is bought for mu_target = gamma mu_min (equation 3)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -47,7 +44,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What it will run on: `node_rate` is mu_i, accepted rollouts per second of one node. Prices are per hour."""
+    """What it will run on: `node_rate` is mu_i, accepted rollouts per second of one node. Prices are per hour.
+
+    In a pool of several kinds `node_rate` is the mean, and `lease_rate` mu_i of the node whose leases take longest.
+    """
 
     nodes: int
     node_rate: float
@@ -55,6 +55,7 @@ class Supply:
     broadcast_seconds: float
     price_node_hour: float | None = None
     price_learner_hour: float | None = None
+    lease_rate: float | None = None
 
     @property
     def mu_pool(self) -> float:
@@ -90,8 +91,9 @@ class Forecast:
 def forecast(plan: Plan, supply: Supply) -> Forecast:
     """All of it. Rates and seconds are above 0, T_bcast may be 0."""
     t, b, mu = supply.train_seconds, supply.broadcast_seconds, supply.mu_pool
-    samples = capacity.lease_samples_max(mu=supply.node_rate, t_train=t, samples_unmeasured=plan.n)
-    lease = samples / supply.node_rate
+    rate = supply.lease_rate or supply.node_rate
+    samples = capacity.lease_samples_max(mu=rate, t_train=t, samples_unmeasured=plan.n)
+    lease = samples / rate
     bound = capacity.staleness_estimate(
         kappa=plan.kappa, t_train=t, t_bcast=b, lease_seconds=lease, rollouts_per_step=plan.R, mu_pool=mu
     )
@@ -104,7 +106,7 @@ def forecast(plan: Plan, supply: Supply) -> Forecast:
     learner = None if supply.price_learner_hour is None else hours * supply.price_learner_hour
     pool = None if supply.price_node_hour is None else hours * supply.nodes * supply.price_node_hour
     least = capacity.mu_min(kappa=plan.kappa, t_train=t, t_bcast=b, rollouts_per_step=plan.R)
-    target = None if least is None else PRUNING * least
+    target = capacity.mu_target(least)
     answers, answered = evaluation(plan, supply, step)
     fits = capacity.feasible(
         staleness_max=plan.S, kappa=plan.kappa, t_train=t, t_bcast=b, lease_seconds=lease, rollouts_per_step=plan.R,
@@ -172,7 +174,7 @@ def advice(plan: Plan, supply: Supply, lease_seconds: float) -> tuple[str, ...]:
     room = (plan.S - plan.kappa + 1) * t - b - lease_seconds
     if room > 0:
         said.append(f"{math.ceil(plan.R / (room * supply.node_rate) - 1e-9)} nodes instead of {supply.nodes}")
-    if lease_seconds > capacity.lease_seconds_max(t):
+    if lease_seconds > capacity.lease_seconds_max(t) * (1 + 1e-9):  # samples / mu, and mu from samples
         said.append("shorter responses (tokens_max): one alone takes a node longer than half a step")
     if b > t:
         said.append("a faster broadcast: fewer bytes a snapshot, or more uplink at the learner")

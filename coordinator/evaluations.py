@@ -85,7 +85,7 @@ class Evaluations:
             entry.kind == "eval" and entry.version == version for entry in run.unfinished.values()
         ):
             return
-        if any(node.version == version for node in office.pool.live(now)):
+        if any(node.version == version for node in office.pool.working(now)):
             return
         progress = run.evaluations[version]
         answered = f"{progress.count} of {progress.size} answered"

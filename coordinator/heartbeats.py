@@ -64,12 +64,12 @@ class HeartbeatDesk:
         return HeartbeatReply(notice=office.identity.sign("notice", reply))
 
     def note_installed(self) -> None:
-        """T_bcast ends when ceil(q N) of the live active nodes can generate with the newest snapshot."""
+        """T_bcast ends when ceil(q N) of the live working nodes can generate with the newest snapshot."""
         office, current = self._office, self._office.run.current
         if current is None or current.broadcast_seconds is not None or current.published_at is None:
             return
         now = office.clock()
-        live = list(office.pool.live(now))
+        live = list(office.pool.working(now))
         have = sum(node.manifest_hash == current.manifest_hash for node in live)
         if not live:
             current.published_at = now  # an empty pool is no slow broadcast: the clock starts with its first node

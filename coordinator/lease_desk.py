@@ -99,6 +99,12 @@ class LeaseDesk:
             return (), f"the run is {run.state}", float("inf")
         if run.state == "paused":
             return (), f"the run is paused: {run.reason}", float("inf")
+        if node.standby:
+            return (
+                (),
+                "standing by: the pool makes enough without this node; it is called when it does not",
+                float("inf"),
+            )
         if run.current is None:
             return (), "no snapshot published yet", float("inf")
         if published is None:
@@ -134,7 +140,7 @@ class LeaseDesk:
         run = office.run
         assert run.version is not None, "a snapshot is published"
         depth = office.pacing_depth()
-        nodes = sum(1 for _ in office.pool.live(office.clock()))
+        nodes = sum(1 for _ in office.pool.working(office.clock()))
         for _ in range(UNUSABLE_MAX):
             proposal = run.leases.propose(
                 peer=node.peer, version=version, newest=run.version, samples_max=samples, depth=depth, nodes=nodes

@@ -55,6 +55,7 @@ def load_pool(ledger: Ledger, config: CoordinatorConfig) -> Pool:
         for sequence in receipts.values():
             check_cell(rollouts.c.receipt_sequence, sequence)
         for row in sound(connection.execute(sa.select(table).where(table.c.role != "learner")), table):
+            price = config.activation.price(row.peer)
             pool.nodes[row.peer] = NodeEntry(
                 row.peer,
                 row.name,
@@ -63,6 +64,8 @@ def load_pool(ledger: Ledger, config: CoordinatorConfig) -> Pool:
                 state=row.state,
                 state_reason=row.reason,
                 receipt_sequence=receipts.get(row.peer, 0),
+                price=price,
+                standby=bool(price),
             )
     return pool
 

@@ -64,11 +64,12 @@ def _gauge(name: str, text: str, value: float | None) -> Iterable[Metric]:
 
 def _pool(pool: PoolView) -> Iterator[Metric]:
     nodes = GaugeMetricFamily("echo2_nodes", "Nodes by state.", labels=["state"])
-    for state in ("healthy", "late", "dead", "suspended"):
+    for state in ("healthy", "late", "dead", "suspended", "standby"):
         nodes.add_metric([state], getattr(pool, f"nodes_{state}"))
     yield nodes
     yield from _gauge("echo2_mu_pool", "Accepted rollouts per second of all active nodes.", pool.mu_pool)
     yield from _gauge("echo2_mu_min", "Rollouts per second the learner needs (equation 2).", pool.mu_min)
+    yield from _gauge("echo2_mu_target", "Rollouts per second the pool is sized for, gamma mu_min.", pool.mu_target)
     refused = CounterMetricFamily("echo2_rollouts_refused", "Rollouts lost before consumption.", labels=["reason"])
     for reason, count in sorted(pool.refused.items()):
         refused.add_metric([reason], count)

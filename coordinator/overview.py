@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from . import capacity
+from .money import MICRO
 from .views import EvaluationView, NodeView, PoolView, RolloutCounts, RunView, StepView
 
 if TYPE_CHECKING:
@@ -37,11 +38,16 @@ class Overview:
     def pool(self, addresses: tuple[str, ...], confinement: tuple[str, ...]) -> PoolView:
         """The pool as a whole. `confinement`: the layers that hold around the scorer."""
         office, now = self._office, self._office.clock()
-        health = Counter(
-            "suspended" if node.state == "suspended" else node.health(now, office.pool.heartbeat_seconds)
-            for node in office.pool.nodes.values()
-        )
+        health = Counter(self._standing(node, now) for node in office.pool.nodes.values())
         t_train, t_bcast = office.t_train(), office.t_bcast()
+        least = None
+        if t_train is not None and t_bcast is not None:
+            least = capacity.mu_min(
+                kappa=office.config.run.kappa,
+                t_train=t_train,
+                t_bcast=t_bcast,
+                rollouts_per_step=office.config.run.R,
+            )
         return PoolView(
             coordinator=office.identity.peer_id,
             addresses=addresses,
@@ -49,15 +55,10 @@ class Overview:
             nodes_late=health["late"],
             nodes_dead=health["dead"],
             nodes_suspended=health["suspended"],
+            nodes_standby=health["standby"],
             mu_pool=office.pool.mu(now),
-            mu_min=None
-            if t_train is None or t_bcast is None
-            else capacity.mu_min(
-                kappa=office.config.run.kappa,
-                t_train=t_train,
-                t_bcast=t_bcast,
-                rollouts_per_step=office.config.run.R,
-            ),
+            mu_min=least,
+            mu_target=capacity.mu_target(least, office.config.activation.gamma),
             t_bcast_seconds=t_bcast,
             t_train_seconds=t_train,
             refused=dict(office.tally.refused),
@@ -113,6 +114,13 @@ class Overview:
             staleness_estimate=office.staleness_estimate(),
         )
 
+    def _standing(self, node: NodeEntry, now: float) -> str:
+        """What a node is counted as: it is one of these."""
+        if node.state == "suspended":
+            return "suspended"
+        health = node.health(now, self._office.pool.heartbeat_seconds)
+        return "standby" if node.standby and health != "dead" else health
+
     def _node(self, node: NodeEntry, now: float) -> NodeView:
         office = self._office
         counts = office.tally.by_peer.get(node.peer, Counter())
@@ -136,6 +144,8 @@ class Overview:
             epoch=node.epoch,
             version=node.version,
             version_lag=None if version is None or node.version is None else max(0, version - node.version),
+            price_hour=node.price / MICRO,
+            standby=node.standby,
             mu=node.meter.rate(now),
             tokens_per_second=node.tokens_per_second,
             leases_held=len(held),

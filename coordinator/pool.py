@@ -71,6 +71,10 @@ class NodeEntry:
     last_reason: str = ""
     rejected_in_row: int = 0
     rest_until: float = float("-inf")
+    price: int = 0
+    """Micro-dollars an hour; 0 for a volunteer."""
+    standby: bool = False
+    """It has a price and is not activated: it is given no leases, and counts for no rate and no quorum."""
 
     def health(self, now: float, heartbeat_seconds: float) -> Health:
         """See the table above."""
@@ -113,15 +117,20 @@ class Pool:
             if active and node.health(now, self.heartbeat_seconds) != "dead":
                 yield node
 
+    def working(self, now: float) -> Iterator[NodeEntry]:
+        """Live nodes that do not stand by."""
+        return (node for node in self.live(now) if not node.standby)
+
     def nobody(self, now: float) -> str:
         """Why no node can be counted on, in the nodes' own words; empty when one can."""
         says = Counter(
             node.says
             for node in self.nodes.values()
-            if node.state == "active" and node.health(now, self.heartbeat_seconds) != "dead"
+            if node.state == "active" and not node.standby and node.health(now, self.heartbeat_seconds) != "dead"
         )
         if not says:
-            return "no live node in the pool"
+            standby = sum(node.standby for node in self.live(now))
+            return f"{standby} live nodes, all of them standing by" if standby else "no live node in the pool"
         if any(word not in AWAY and word != STALLED for word in says):
             return ""
         return (
@@ -130,7 +139,7 @@ class Pool:
 
     def mu(self, now: float) -> float:
         """mu_pool = sum of a_i mu_i, in rollouts per second."""
-        return sum(node.meter.rate(now) or 0.0 for node in self.live(now))
+        return sum(node.meter.rate(now) or 0.0 for node in self.working(now))
 
 
 class Complaints:

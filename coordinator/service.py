@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 import trio
@@ -54,6 +54,7 @@ from .pool import Tally
 from .prompts import FolderText, PromptBook
 from .records import add_event, list_events
 from .run_life import RunLife
+from .scheduling import Scheduler
 from .scoring import ScoringTask
 from .tokenizer_desk import TokenizerDesk
 from .tokens import issue_token
@@ -140,6 +141,7 @@ class CoordinatorService:
         self._intake = IntakeDesk(office)
         self._learner = LearnerDesk(office, self._broadcasts, self._life.settle)
         self._scoring = ScoringTask(office, scorer, self._life.settle)
+        self._scheduler = Scheduler(office)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -205,6 +207,10 @@ class CoordinatorService:
                 )
                 for row in rows
             ]
+
+    def decisions_view(self) -> list[dict[str, Any]]:
+        """Who was activated and released, and by which numbers; the newest first, of this process."""
+        return [made.as_json() for made in reversed(self._scheduler.decisions)]
 
     # changed by operators, each on record
 
@@ -291,6 +297,7 @@ class CoordinatorService:
     async def _tick(self) -> None:
         while True:
             self._leases.expire()
+            self._scheduler.look()
             self._heartbeats.note_installed()
             self._life.settle()
             if self._office.ledger.trouble:  # what is shown must not be an old story

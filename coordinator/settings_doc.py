@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import PydanticUndefined
 
 from .config import RunConfig
+from .plan_command import NodeClassSettings, PlanSettings
 from .run_file import ForecastSettings
 
 if TYPE_CHECKING:
     from echo2.p2p.settings import Settings
 
-TABLES: dict[str, type[Settings]] = {"run": RunConfig, "forecast": ForecastSettings}
+TABLES: dict[str, type[Settings]] = {
+    "run": RunConfig,
+    "forecast": ForecastSettings,
+    "plan": PlanSettings,
+    "nodes": NodeClassSettings,
+}
 
-DEFAULTS = {"run.kappa": "S - 1", "run.learner": "made by submit", "run.task_options": "`{}`"}
+DEFAULTS = {"run.kappa": "S - 1", "plan.kappa": "S - 1", "run.learner": "made by submit", "run.task_options": "`{}`"}
 """Those that the field itself does not say."""
 
 _MARKED = re.compile(r"(<!-- settings (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -14,6 +14,16 @@ TEMPLATE = """\
 # host = "127.0.0.1"                      # elsewhere, every request needs the operator's token
 # port = 8080
 
+[activation]                              # which of the nodes that are paid work; volunteers always do
+# prices = {}                             # dollars an hour by peer id, e.g. { "12D3KooW..." = 0.35 }
+# period_seconds = 60.0                   # a loss is answered after one period, a surplus after three
+# gamma = 1.1                             # mu_target = gamma mu_min: room for mu_pool to vary
+# mu_start = 0.0                          # rollouts a second to aim at before a step was timed; 0 = one node begins
+# price_ceiling_hour = 0.0                # dollars; no node that asks more works; 0 = any
+# spend_ceiling_hour = 0.0                # dollars; all working nodes together; 0 = any
+# order = "price"                         # or "shuffle": prices are not looked at, for comparison
+# shuffle_seed = 0
+
 [run]
 name = "run-1"
 task = "arithmetic"                       # which prompts and which reward

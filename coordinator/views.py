@@ -52,6 +52,10 @@ class NodeView(View):
     version: int | None
     version_lag: int | None
     """Published versions' distance in steps; 0 = has the newest."""
+    price_hour: float = 0.0
+    """Dollars; 0 for a volunteer."""
+    standby: bool = False
+    """It has a price and is not activated."""
     mu: float | None
     """Accepted rollouts per second holding at least one lease."""
     tokens_per_second: float
@@ -76,9 +80,13 @@ class PoolView(View):
     nodes_late: int
     nodes_dead: int
     nodes_suspended: int
+    nodes_standby: int = 0
+    """Live nodes with a price that are not activated."""
     mu_pool: float
     mu_min: float | None
     """Equation 2; None while unmeasured or when no rate is enough."""
+    mu_target: float | None = None
+    """gamma mu_min, with the gamma of `[activation]`."""
     t_bcast_seconds: float | None
     t_train_seconds: float | None
     refused: dict[str, int]

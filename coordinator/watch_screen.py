@@ -12,8 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from .capacity import mu_target
 from .demo_screen import BLOCKS
-from .estimate import PRUNING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -178,7 +178,7 @@ def _heldout(evaluations: Sequence[EvaluationView], inner: int) -> list[Renderab
 
 def _numbers(look: Look) -> RenderableType:
     run, pool = look.run, look.pool
-    target = None if pool.mu_min is None else PRUNING * pool.mu_min
+    target = mu_target(pool.mu_min) if pool.mu_target is None else pool.mu_target
     table = Table.grid(padding=(0, 2))
     for _ in range(3):
         table.add_column(style="dim", no_wrap=True)
@@ -201,7 +201,12 @@ def _numbers(look: Look) -> RenderableType:
 
 def _pool(look: Look) -> str:
     pool = look.pool
-    others = (("late", pool.nodes_late), ("dead", pool.nodes_dead), ("suspended", pool.nodes_suspended))
+    others = (
+        ("late", pool.nodes_late),
+        ("dead", pool.nodes_dead),
+        ("suspended", pool.nodes_suspended),
+        ("standing by", pool.nodes_standby),
+    )
     return ", ".join([f"{pool.nodes_healthy} healthy", *(f"{count} {name}" for name, count in others if count)])
 
 

@@ -108,6 +108,7 @@ class World:
     wall_offset: float = WALL
     scorer: object = None
     run_settings: dict = field(default_factory=dict)
+    activation: dict = field(default_factory=dict)
     proved: object = None
     service: CoordinatorService = None
     coordinator = identity(1)
@@ -128,7 +129,7 @@ class World:
             "slice_samples_max": 2,
             "lease_seconds": 60.0,
         }
-        return CoordinatorConfig(heartbeat_seconds=10.0, run=run | self.run_settings)
+        return CoordinatorConfig(heartbeat_seconds=10.0, run=run | self.run_settings, activation=self.activation)
 
     @asynccontextmanager
     async def serving(self):

@@ -70,6 +70,9 @@ class FakeDesk:
     def restore_node(self, peer, *, actor, reason):
         self.changes.append(("restore_node", peer, actor, reason))
 
+    def decisions_view(self):
+        return [{"at": 1.0, "run": "sums", "action": "activate", "chosen": [PEER]}]
+
     def events_view(self, *, limit, before):
         event = EventView(id=7, wall_seconds=1.0, actor="operator", action="token made", subject="1 uses", reason="r")
         return [event.model_copy(update={"reason": f"{limit} before {before}"})]
@@ -112,6 +115,7 @@ READS = [
     "/v1/runs",
     "/v1/runs/sums",
     "/v1/events",
+    "/v1/decisions",
     "/metrics",
 ]
 CHANGES = [

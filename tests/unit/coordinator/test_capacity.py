@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 
 import pytest
 from hypothesis import given
@@ -144,3 +146,86 @@ def test_the_median_is_of_recent_values():
     assert capacity.recent_median([]) is None
     assert capacity.recent_median([100.0] * 50 + [1.0] * capacity.ESTIMATE_STEPS) == 1.0
     assert math.isclose(capacity.recent_median([1.0, 2.0]) or 0.0, 1.5)
+
+
+def test_mu_target_and_rho_by_hand():
+    """1.1 x 4; $0.36 an hour at 2 a second is 0.00005 dollars a rollout."""
+    assert capacity.mu_target(4.0) == pytest.approx(4.4)
+    assert capacity.mu_target(None) is None
+    assert capacity.rho(price_hour=0.36, mu=2.0) == pytest.approx(0.00005)
+
+
+def test_a_benchmark_counts_like_a_minute_of_work():
+    """Believed 2 a second; then 60 s of holding at 1 a second.
+
+    Half of a half-life keeps 0.707 of the 120 rollouts in 60 s, and 0.293 of 173 s were added: (84.9 + 60) in
+    (42.4 + 50.7), 1.556 a second.
+    """
+    meter = capacity.RateMeter()
+    meter.believe(2.0, 0.0)
+    assert meter.rate(0.0) == 2.0
+    meter.hold(True, 0.0)
+    meter.accept(60, 60.0)
+    assert meter.rate(60.0) == pytest.approx(1.556, abs=0.001)
+
+
+def test_a_node_that_delivers_nothing_loses_its_benchmark():
+    """After ten half-lives of holding leases in vain it is rated near nothing, though it was believed fast."""
+    meter = capacity.RateMeter()
+    meter.believe(2.0, 0.0)
+    meter.hold(True, 0.0)
+    assert 0.0 < (meter.rate(10 * capacity.RATE_HALF_LIFE_SECONDS) or 0.0) < 0.01
+
+
+@given(
+    mu=st.floats(0.05, 20),
+    believed=st.floats(0.1, 10),
+    spells=st.lists(st.tuples(st.floats(1, 100), st.floats(0, 1000)), min_size=60, max_size=80),
+)
+def test_a_rate_comes_to_the_truth_whatever_was_believed(mu, believed, spells):
+    """Steady work in spells of any length, with any pauses: the rate is the node's, and never leaves what was seen."""
+    meter, now = capacity.RateMeter(), 0.0
+    meter.believe(believed * mu, 0.0)
+    held = 0.0
+    for work, pause in spells:
+        meter.hold(True, now)
+        for _ in range(10):
+            now += work / 10
+            meter.accept(mu * work / 10, now)  # type: ignore[arg-type]  # parts of rollouts: no rounding to allow for
+            rate = meter.rate(now)
+            assert rate is not None
+            assert min(mu, believed * mu) * 0.9 <= rate <= max(mu, believed * mu) * 1.1
+        held += work
+        meter.hold(False, now)
+        now += pause
+    if held > 10 * capacity.RATE_HALF_LIFE_SECONDS:
+        assert meter.rate(now) == pytest.approx(mu, rel=0.05)
+
+
+@given(st.lists(st.floats(0.01, 50), min_size=1, max_size=40))
+def test_looking_at_a_rate_does_not_change_it(waits):
+    """Two meters with the same history, one of them asked all the time."""
+    asked, left_alone, now = capacity.RateMeter(), capacity.RateMeter(), 0.0
+    for meter in (asked, left_alone):
+        meter.hold(True, 0.0)
+        meter.accept(3, 0.0)
+    for wait in waits:
+        now += wait
+        asked.rate(now)
+    assert asked.rate(now) == pytest.approx(left_alone.rate(now))
+
+
+@pytest.mark.parametrize("slice_seconds", [3.46, 13.8])
+def test_the_noise_of_a_rate_is_what_is_promised(slice_seconds):
+    """Slices at random, one in s seconds, and a look at any time: no bias, relative deviation sqrt(s / 346)."""
+    rng, seen = random.Random(7), []
+    for _ in range(200):
+        meter, now = capacity.RateMeter(), rng.expovariate(1 / slice_seconds)
+        meter.believe(2 / slice_seconds, 0.0)
+        meter.hold(True, 0.0)
+        while now < 900:
+            meter.accept(2, now)
+            now += rng.expovariate(1 / slice_seconds)
+        seen.append((meter.rate(900.0) or 0.0) * slice_seconds / 2)
+    assert statistics.mean(seen) == pytest.approx(1.0, abs=0.03)
+    assert statistics.stdev(seen) == pytest.approx(math.sqrt(slice_seconds / 346), rel=0.2)

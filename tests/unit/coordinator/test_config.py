@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2.coordinator.config import CoordinatorConfig, RestConfig, RunConfig, load_config
+from echo2.coordinator.config import ActivationConfig, CoordinatorConfig, RestConfig, RunConfig, load_config
 from echo2.coordinator.operator_token import load_operator_token_hash, make_operator_token
 from echo2.coordinator.template import TEMPLATE
 from echo2.p2p.errors import ConfigurationError
@@ -89,9 +89,9 @@ def test_template_shows_every_key_with_its_default(tmp_path):
     (tmp_path / "short.toml").write_text(text)
     (tmp_path / "long.toml").write_text(re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE))
     assert load_config(tmp_path / "short.toml") == load_config(tmp_path / "long.toml")
-    for model in (CoordinatorConfig, RestConfig, RunConfig):
+    for model in (CoordinatorConfig, RestConfig, RunConfig, ActivationConfig):
         for key in model.model_fields:
-            if key not in {"rest", "run"}:
+            if key not in {"rest", "run", "activation"}:
                 assert re.search(rf"^(# )?{key} = ", TEMPLATE, flags=re.MULTILINE), key
 
 
