@@ -560,9 +560,13 @@ class Yamux:
                 heard, heard_at = self.heard_bytes, now
             if self._write_started_at is not None and now - self._write_started_at > WRITE_SECONDS_MAX:
                 self.kill(f"the peer has read nothing for {WRITE_SECONDS_MAX:.0f} s")
-            for stream in list(self._streams.values()):
-                if stream.fin_sent and now - stream.touched_at > LINGER_SECONDS:
-                    await stream.reset()
+            await self._forget_lingering(now)
+
+    async def _forget_lingering(self, now: float) -> None:
+        """Not in the loop above, which lives as long as the connection and would keep the stream it looked at last."""
+        for stream in list(self._streams.values()):
+            if stream.fin_sent and now - stream.touched_at > LINGER_SECONDS:
+                await stream.reset()
 
     def _end(self, reason: str, *, drop: bool = False) -> None:
         if self.closed is not None:
