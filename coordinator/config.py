@@ -154,6 +154,12 @@ class CoordinatorConfig(StatePlace):
 
     model_config = ConfigDict(extra="forbid")
 
+    database: Annotated[
+        str, Field(description="postgresql+psycopg://USER@HOST/NAME; left out: SQLite in the state folder")
+    ] = ""
+    database_password_file: Annotated[
+        SettingsPath | None, Field(description="its first line is the database's password; else libpq's own passfile")
+    ] = None
     listen: Annotated[tuple[Multiaddr, ...], Field(min_length=1, max_length=16)] = ("/ip4/0.0.0.0/tcp/4001",)
     announce: Annotated[tuple[Multiaddr, ...], Field(max_length=16)] = ()
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600, description="a node is dead after three missed ones")] = (
@@ -163,10 +169,24 @@ class CoordinatorConfig(StatePlace):
     rest: RestConfig = RestConfig()
     run: RunConfig
 
+    @field_validator("database")
+    @classmethod
+    def _database_is_ours(cls, url: str) -> str:
+        if not url:
+            return ""
+        from .database import check_database_url  # a quarter of a second, which most commands need not spend
+
+        return check_database_url(url)
+
     @property
     def ledger_path(self) -> Path:
-        """The SQLite file that records every rollout, node, token and decision."""
+        """The SQLite file that records every rollout, node, token and decision, unless `database` says otherwise."""
         return self.state_dir / LEDGER_FILE
+
+    @property
+    def ledger_url(self) -> str:
+        """Where all of that is recorded."""
+        return self.database or f"sqlite:///{self.ledger_path}"
 
 
 def load_config(path: Path, *, overrides: Mapping[str, object] | None = None) -> CoordinatorConfig:

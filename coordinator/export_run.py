@@ -66,7 +66,13 @@ class Exported:
 
 
 async def export_run(
-    run: RunConfig, ledger_path: Path, out: Path, *, arrays: bool, tell: Callable[[int], None] = lambda _count: None
+    run: RunConfig,
+    ledger_url: str,
+    out: Path,
+    *,
+    arrays: bool,
+    password: str | None = None,
+    tell: Callable[[int], None] = lambda _count: None,
 ) -> Exported:
     """Write the tables. `arrays`: token ids and log-probabilities too. `tell` hears how many rollouts are written.
 
@@ -77,7 +83,7 @@ async def export_run(
     try:
         async with open_scorer(run.spec) as scorer:
             task = await load_task(run, scorer, text)
-            with closing(open_ledger_to_read(ledger_path)) as ledger, ledger.reading() as connection:
+            with closing(open_ledger_to_read(ledger_url, password=password)) as ledger, ledger.reading() as connection:
                 secret = _check(connection, run)
                 book = PromptBook(run=run.name, task=task, spec=run.spec, text=text, seed=run.seed, secret=secret)
                 exported = Exported(staleness_max=run.S)

@@ -17,6 +17,7 @@ from echo2.p2p.identity import payload_hash
 from echo2.p2p.messages import Manifest
 
 from . import records, schema
+from .history import insert
 from .leases import LeaseBook, LeaseEntry, LeaseRules
 from .pool import NodeEntry, Pool, Tally
 from .run_book import EvaluationProgress, Published, RunBook
@@ -98,18 +99,10 @@ def _load_row(connection: sa.Connection, run: RunBook, terms: dict[str, object],
     table = schema.runs
     row = connection.execute(sa.select(table).where(table.c.run == run.name)).first()
     if row is None:
-        connection.execute(
-            sa.insert(table).values(
-                run=run.name,
-                terms=json.dumps(terms),
-                state="ready",
-                reason="",
-                created=wall,
-                learner_epoch=0,
-                learner_version=0,
-                learner_status="",
-            )
-        )
+        begun = {"run": run.name, "terms": json.dumps(terms), "state": "ready", "reason": "", "created": wall}
+        learner = {"learner_epoch": 0, "learner_version": 0, "learner_status": ""}
+        facts = {"actor": "coordinator", "action": "run begun", "subject": run.name}
+        records.record(connection, [insert("runs", begun | learner)], wall=wall, kind="flow", **facts)
         return
     recorded = json.loads(row.terms)
     for name, value in terms.items():

@@ -139,13 +139,14 @@ def token_operator(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
 
 @contextmanager
 def _ledger(config: CoordinatorConfig) -> Iterator[Ledger]:
-    from .ledger import open_ledger, sqlite_url
+    from .database import read_password
+    from .ledger import open_ledger
 
     try:
         config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"cannot write to the folder {config.state_dir}: {error.strerror}") from error
-    with closing(open_ledger(sqlite_url(config.ledger_path))) as ledger:
+    with closing(open_ledger(config.ledger_url, password=read_password(config.database_password_file))) as ledger:
         yield ledger
 
 

@@ -6,6 +6,7 @@ Times are Unix seconds of the coordinator. Ids, hashes and arrays are raw bytes,
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     Float,
     Index,
@@ -19,8 +20,11 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 2
-"""Raised on any change of these tables; a ledger of another version is refused, never guessed at."""
+SCHEMA_VERSION = 3
+"""Raised on any change of these tables, with a step in `migrations`. A later one is refused, never guessed at."""
+
+LONG = Integer().with_variant(BigInteger(), "postgresql")
+"""SQLite's integers have 64 bits as they are, and number rows by themselves only under this name."""
 
 metadata = MetaData()
 
@@ -98,6 +102,7 @@ leases = Table(
     Column("tokens_max", Integer, nullable=False),
     Column("duration_seconds", Float, nullable=False),
     Column("granted", Float, nullable=False),
+    Column("ended", Text),  # why it was given up; None while it is out or once its slice came
 )
 
 closed_groups = Table(
@@ -152,13 +157,35 @@ Index("rollouts_unfinished", rollouts.c.run, rollouts.c.id, sqlite_where=_unfini
 events = Table(
     "events",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("id", LONG, primary_key=True, autoincrement=True),
     Column("wall", Float, nullable=False),
     Column("actor", String(64), nullable=False),
     Column("action", String(64), nullable=False),
     Column("subject", String(128), nullable=False),
     Column("reason", Text, nullable=False),
+    Column("kind", String(16), nullable=False, server_default="audit"),  # "audit": for people; "flow": the daily work
+    Column("body", LargeBinary),  # the change in full, for `history.replay`; None for what changes no table
 )
+_audit = events.c.kind == "audit"
+Index("events_audit", events.c.id, sqlite_where=_audit, postgresql_where=_audit)
+
+postings = Table(
+    "postings",
+    metadata,
+    Column("id", LONG, primary_key=True, autoincrement=False),  # 1, 2, 3, ...: a gap is a row that was taken away
+    Column("run", String(64), nullable=False),
+    Column("peer", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("unit", String(8), nullable=False),
+    Column("amount_micros", LONG, nullable=False),  # negative when it is taken back
+    Column("quantity", LONG, nullable=False),  # rollouts or bytes that it is for
+    Column("actor", String(64), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("wall_micros", LONG, nullable=False),  # an integer, as all that is hashed: it reads the same everywhere
+    Column("previous", LargeBinary(32), nullable=False),
+    Column("hash", LargeBinary(32), nullable=False),
+)
+Index("postings_peer", postings.c.peer, postings.c.id)
 
 evaluations = Table(
     "evaluations",

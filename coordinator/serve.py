@@ -23,7 +23,8 @@ from echo2.tasks.scorer import ScorerUnavailable, TaskUnusable, open_scorer
 
 from .addresses import dialable
 from .api import make_api
-from .ledger import LedgerUnavailable, open_ledger, sqlite_url
+from .database import read_password
+from .ledger import LedgerUnavailable, open_ledger
 from .operator_token import load_operator_token_hash
 from .prompts import FolderText
 from .rest_server import open_listener, serve_rest, url_of
@@ -63,7 +64,8 @@ async def serve(config: CoordinatorConfig) -> None:
         ):
             text = FolderText(config.run.model_dir)
             task = await load_task(config.run, scorer, text)
-            with closing(open_ledger(sqlite_url(config.ledger_path))) as ledger:
+            password = read_password(config.database_password_file)
+            with closing(open_ledger(config.ledger_url, password=password, exclusive=True)) as ledger:
                 nat = NatCoordinator(
                     transport,
                     admitted=lambda peer: service.admitted(peer),

@@ -110,8 +110,13 @@ class World:
     run_settings: dict = field(default_factory=dict)
     proved: object = None
     service: CoordinatorService = None
+    database_url: str = ""
     coordinator = identity(1)
     learner_identity = identity(2)
+
+    @property
+    def url(self):
+        return self.database_url or f"sqlite:///{self.path}"
 
     def config(self):
         run = {
@@ -133,7 +138,7 @@ class World:
     @asynccontextmanager
     async def serving(self):
         """A coordinator process from start to kill: what is not in the ledger is gone afterwards."""
-        ledger = open_ledger(f"sqlite:///{self.path}", busy_seconds=0.01)
+        ledger = open_ledger(self.url, busy_seconds=0.01, exclusive=True)
         body_error = None
         async with self.network.transport(self.coordinator) as transport, trio.open_nursery() as nursery:
             self.service = self.make(ledger, transport)
@@ -383,5 +388,5 @@ def tools():
 
 
 @pytest.fixture
-def world(tmp_path):
-    return World(tmp_path / "ledger.sqlite3")
+def world(tmp_path, database_url):
+    return World(tmp_path / "ledger.sqlite3", database_url=database_url)

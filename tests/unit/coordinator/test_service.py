@@ -521,7 +521,7 @@ async def test_changed_terms_of_a_run_are_refused(autojump_clock, world):
         pass
     world.run_settings = {"n": 8}
     async with world.network.transport(world.coordinator) as transport:
-        with closing(open_ledger(f"sqlite:///{world.path}")) as ledger, pytest.raises(ConfigurationError) as refused:
+        with closing(open_ledger(world.url)) as ledger, pytest.raises(ConfigurationError) as refused:
             world.make(ledger, transport)
     assert "begun with n = 4, the configuration now says 8" in str(refused.value)
 
