@@ -131,6 +131,14 @@ class RunConfig(Settings):
         return min(self.slice_samples_max, self.n)
 
 
+class CreditConfig(Settings):
+    """What a node is credited for, in millionths of a credit."""
+
+    consumed_micros: Annotated[int, Field(ge=0, le=10**12, description="for each rollout that is trained on")] = (
+        1_000_000
+    )
+
+
 class StatePlace(Settings):
     """Where the coordinator keeps what it knows. Commands that need only this read only this: the rest may be unset."""
 
@@ -167,6 +175,7 @@ class CoordinatorConfig(StatePlace):
     )
     score_seconds_max: Annotated[float, Field(gt=0, le=60, description="one reward's time; then it is 0")] = 2.0
     rest: RestConfig = RestConfig()
+    credit: CreditConfig = CreditConfig()
     run: RunConfig
 
     @field_validator("database")

@@ -117,9 +117,16 @@ def make_reading_engine(url: str, *, password: str | None = None) -> sa.Engine:
     path = Path(str(parsed.database))
 
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=READ_BUSY_SECONDS)
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        return sqlite3.connect(address, uri=True, timeout=READ_BUSY_SECONDS, isolation_level=None)
 
-    return sa.create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=NullPool)
+
+    @sa.event.listens_for(engine, "begin")
+    def _at_one_moment(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN")  # the driver would let each SELECT see a moment of its own
+
+    return engine
 
 
 def _postgresql(

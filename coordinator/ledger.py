@@ -28,6 +28,7 @@ from sqlalchemy.exc import (
     IntegrityError,
     InvalidRequestError,
     NoSuchModuleError,
+    OperationalError,
     ProgrammingError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -88,6 +89,10 @@ class LedgerUnavailable(Refused):
         super().__init__("ledger_unavailable", f"the coordinator cannot write its ledger: {detail}", RETRY_SECONDS)
 
 
+class DatabaseAway(ConfigurationError):
+    """The server cannot be reached, or another coordinator has the database: it may pass by itself."""
+
+
 class Ledger:
     """An open ledger. `trouble` says why a transaction failed, until one at least as large has succeeded."""
 
@@ -133,7 +138,7 @@ class Ledger:
         except DataError as error:
             raise Refused("unrecordable", "it holds a value that the ledger cannot record") from error
         except DBAPIError as error:
-            if not _is_busy(error):
+            if not _is_busy(error) and not self._lost(error):
                 self._refused_bytes = max(self._refused_bytes, self._bytes)
             raise self._unavailable(error) from error
         self._failures = 0
@@ -168,9 +173,12 @@ class Ledger:
         try:
             connection.commit()
         except DBAPIError as error:
-            if self._remote and error.connection_invalidated:
-                self.in_doubt = True
+            self.in_doubt = self._lost(error)
             raise
+
+    def _lost(self, error: DBAPIError) -> bool:
+        """Whether it says that the server, not the statement, is at fault."""
+        return self._remote and error.connection_invalidated
 
     def _gone(self, said: str) -> LedgerUnavailable:
         """It cannot be reached: nobody asks it for a while."""
@@ -181,7 +189,7 @@ class Ledger:
         return LedgerUnavailable(AWAY)
 
     def _unavailable(self, error: DBAPIError) -> LedgerUnavailable:
-        if self._remote and error.connection_invalidated:
+        if self._lost(error):
             return self._gone(said_by(error))
         trouble = str(error.orig)
         if _is_damaged(error):
@@ -256,7 +264,8 @@ def open_ledger(
 ) -> Ledger:
     """Open or create the ledger at a database URL; tables of an older release are brought up to date.
 
-    `exclusive`: for the coordinator that serves. Raises ConfigurationError when it cannot be used.
+    `exclusive`: for the coordinator that serves. Raises ConfigurationError when it cannot be used; DatabaseAway, which
+    is one too, when that may pass.
     """
     try:
         engine = make_engine(url, busy_seconds=busy_seconds, password=password, exclusive=exclusive)
@@ -270,7 +279,8 @@ def open_ledger(
         ) from error
     except DBAPIError as error:
         hint = f"; {DAMAGED}" if _is_damaged(error) else ""
-        raise ConfigurationError(f"the ledger {shown(url)} cannot be used: {said_by(error)}{hint}") from error
+        kind = DatabaseAway if _is_away(error) else ConfigurationError
+        raise kind(f"the ledger {shown(url)} cannot be used: {said_by(error)}{hint}") from error
     except OSError as error:
         raise ConfigurationError(f"the ledger {shown(url)} cannot be used: {error.strerror}") from error
     return Ledger(engine, shown(url), clock)
@@ -329,6 +339,12 @@ def _version(connection: sa.Connection, present: set[str], url: str) -> int:
             "use the software that made it, or begin a new ledger"
         )
     return found
+
+
+def _is_away(error: DBAPIError) -> bool:
+    starting_up = "57P03"
+    from_afar = hasattr(error.orig, "sqlstate") and isinstance(error, OperationalError)
+    return from_afar and getattr(error.orig, "sqlstate", None) in {None, starting_up}
 
 
 def _is_damaged(error: DBAPIError) -> bool:

@@ -29,6 +29,7 @@ from .config import (
     StatePlace,
     load_config,
 )
+from .ledger_commands import backup, ledger_app, restore
 from .operator_token import make_operator_token
 from .template import TEMPLATE
 
@@ -40,6 +41,7 @@ SETTINGS_FILE = "coordinator.toml"
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 token_app = typer.Typer(no_args_is_help=True, help="Tokens that let volunteers in.")
 app.add_typer(token_app, name="token")
+app.add_typer(ledger_app, name="ledger")
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="the settings file")]
 
@@ -135,6 +137,10 @@ def token_list(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
 def token_operator(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
     """Make a new operator's token and print it; the old one is void once the coordinator is restarted."""
     print(make_operator_token(load_settings(config, StatePlace).operator_token_path))
+
+
+for command in (backup, restore):
+    app.command()(command)
 
 
 @contextmanager

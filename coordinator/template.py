@@ -16,6 +16,9 @@ TEMPLATE = """\
 # host = "127.0.0.1"                      # elsewhere, every request needs the operator's token
 # port = 8080
 
+[credit]
+# consumed_micros = 1000000               # millionths of a credit for each rollout that is trained on; 0 = none
+
 [run]
 name = "run-1"
 task = "arithmetic"                       # which prompts and which reward

@@ -21,7 +21,9 @@ def programs() -> Path | None:
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
     found = shutil.which("postgres")
     folders += [Path(found).parent] if found else []
-    return next((folder for folder in folders if all((folder / name).exists() for name in ("initdb", "postgres"))), None)
+    return next(
+        (folder for folder in folders if all((folder / name).exists() for name in ("initdb", "postgres"))), None
+    )
 
 
 class Server:
@@ -43,6 +45,7 @@ class Server:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         options = ["-c", "listen_addresses=", "-c", "max_connections=30", "-c", "shared_buffers=16MB"]
+        options += ["-c", "recovery_init_sync_method=syncfs"] if sys.platform == "linux" else []
         command = [self.bin_dir / "postgres", "-D", self.folder / "data", "-k", self.folder, *options]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(

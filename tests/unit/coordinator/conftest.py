@@ -138,7 +138,7 @@ class World:
     @asynccontextmanager
     async def serving(self):
         """A coordinator process from start to kill: what is not in the ledger is gone afterwards."""
-        ledger = open_ledger(self.url, busy_seconds=0.01, exclusive=True)
+        ledger = open_ledger(self.url, busy_seconds=0.01, exclusive=True, clock=trio.current_time)
         body_error = None
         async with self.network.transport(self.coordinator) as transport, trio.open_nursery() as nursery:
             self.service = self.make(ledger, transport)

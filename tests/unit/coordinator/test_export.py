@@ -133,7 +133,7 @@ async def test_the_ledger_is_only_read(autojump_clock, here, tools, tmp_path):
     await exported(here, tmp_path / "out")
     assert not before or here.path.read_bytes() == before
     ledger = open_ledger_to_read(here.url)
-    with pytest.raises(sa.exc.DBAPIError, match="read-?only"), ledger._engine.begin() as connection:
+    with pytest.raises(sa.exc.DBAPIError, match=r"read-?only"), ledger._engine.begin() as connection:
         connection.execute(sa.text("DELETE FROM rollouts"))
     ledger.close()
 

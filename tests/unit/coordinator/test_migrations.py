@@ -29,9 +29,7 @@ def old_ledger(url):
         migrations.create_first(connection)
         for statement in (
             "INSERT INTO nodes VALUES ('peer', 'node', 'n', 's', '[]', 'suspended', 'odd rewards', 1.5, 2.5)",
-            "INSERT INTO leases (run, lease_id, peer, kind, ordinal, sample_first, sample_count, version, "
-            "manifest_hash, tokens_max, duration_seconds, granted) VALUES "
-            "('r', 'l', 'peer', 'train', 0, 0, 2, 0, 'm', 4, 60.0, 3.5)",
+            "INSERT INTO leases VALUES (1, 'r', 'l', 'peer', 'train', 0, 0, 2, 0, 'm', 4, 60.0, 3.5)",
             "INSERT INTO events (wall, actor, action, subject, reason) VALUES (1.0, 'a', 'first', '', '')",
             "INSERT INTO events (wall, actor, action, subject, reason) VALUES (2.0, 'a', 'second', '', '')",
         ):
