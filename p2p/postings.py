@@ -130,12 +130,12 @@ def check_statement(statement: Statement) -> str:
 
 def contradiction(statements: Iterable[Statement]) -> str:
     """What two signed statements say differently; empty when they agree. It is a proof against their signer."""
-    known: dict[int, bytes] = {}
+    known: dict[int, set[str]] = {}
     for statement in statements:
         said = [(posting.id, posting.hash) for posting in statement.postings]
         said += [(posting.id - 1, posting.previous) for posting in statement.postings if posting.id > 1]
         said += [(statement.head_id, statement.head_hash)] if statement.head_id else []
         for number, digest in said:
-            if known.setdefault(number, digest) != digest:
-                return f"posting {number} was {known[number].hex()} once, and {digest.hex()} another time"
-    return ""
+            known.setdefault(number, set()).add(digest.hex())
+    number, digests = next(((n, said) for n, said in sorted(known.items()) if len(said) > 1), (0, set()))
+    return f"posting {number} has {len(digests)} hashes: {' and '.join(sorted(digests))}" if digests else ""

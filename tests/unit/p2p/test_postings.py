@@ -152,8 +152,8 @@ def test_two_statements_of_different_chains_contradict_each_other():
     """A coordinator that wrote its books anew is caught by what it signed before."""
     before, after = chain_of(1, 2, 3), chain_of(1, 9, 3)
     assert contradiction([statement(before[:1]), statement(before)]) == ""
-    assert contradiction([statement(before, 1), statement(after, 1)]).startswith("posting 2 was")
-    assert contradiction([statement(before), statement(after)]).startswith("posting 2 was")
+    assert contradiction([statement(before, 1), statement(after, 1)]).startswith("posting 2 has 2 hashes")
+    assert contradiction([statement(before), statement(after)]).startswith("posting 2 has 2 hashes")
 
 
 def test_a_chain_has_no_end_of_its_own():
