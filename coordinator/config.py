@@ -178,6 +178,11 @@ class CoordinatorConfig(StatePlace):
     credit: CreditConfig = CreditConfig()
     run: RunConfig
 
+    @field_validator("database_password_file", mode="before")
+    @classmethod
+    def _no_file(cls, path: object) -> object:
+        return None if path == "" else path
+
     @field_validator("database")
     @classmethod
     def _database_is_ours(cls, url: str) -> str:

@@ -142,7 +142,13 @@ class _Rollouts:
 
     async def write(self, file: TextIO, exported: Exported, tell: Callable[[int], None]) -> None:
         table = schema.rollouts
-        query = sa.select(table).where(table.c.run == self._run.name).order_by(table.c.id)
+        content = schema.contents
+        columns = [
+            sa.func.coalesce(column, sa.literal(b"")).label(column.name)  # empty for what never passed intake
+            for column in (content.c.tokens, content.c.logprobs, content.c.spans)
+        ]
+        joined = sa.select(table, *columns).outerjoin(content, content.c.id == table.c.id)
+        query = joined.where(table.c.run == self._run.name).order_by(table.c.id)
         rows = iter(self._connection.execute(query.execution_options(yield_per=BATCH_ROLLOUTS)))
         while batch := list(islice(rows, BATCH_ROLLOUTS)):
             prompts = await self._prompts(batch)

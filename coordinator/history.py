@@ -3,8 +3,7 @@ but for `read_state` and `record_state`.
 
 An event's body is what its transaction did to the tables, in order. `records.record` carries out the changes and writes
 the body from the very same values, so log and tables cannot differ by mistake. Bodies leave out what would double the
-database (`CONTENT`: tokens and log-probabilities of rollouts, manifests' bytes, steps' metrics) and what it numbers by
-itself.
+database (rollouts' `contents`; `CONTENT`: manifests' bytes, steps' metrics) and what it numbers by itself.
 
     body     msgpack: [change, ...]
     insert   ["+", table, {column: value of all rows}, [column, ...], [[value, ...], ...]]
@@ -45,7 +44,6 @@ KEYS: dict[str, tuple[str, ...]] = {
 CONTENT: dict[str, frozenset[str]] = {
     "manifests": frozenset({"payload", "signature"}),
     "leases": frozenset({"id"}),
-    "rollouts": frozenset({"tokens", "logprobs", "spans"}),
     "steps": frozenset({"metrics"}),
 }
 
@@ -98,6 +96,8 @@ def encode(changes: Iterable[Change]) -> bytes:
     """The body of an event."""
     body: list[list[Any]] = []
     for change in changes:
+        if change.table not in KEYS or not change.rows:
+            continue
         if isinstance(change, Insert):
             body.append(["+", change.table, dict(change.shared), change.columns, change.rows])
         elif isinstance(change, Update):

@@ -71,6 +71,9 @@ at least some pages, at most what one submission brings."""
 VALUE_BYTES = 16
 """What a number costs in a row, rounded up."""
 
+LONG_KINDS = frozenset({bytes, str})
+"""What may be longer."""
+
 PROBE_KEY = "probe"
 
 DAMAGED = (
@@ -206,11 +209,16 @@ class Ledger:
         self, _connection: Any, _cursor: Any, _statement: str, parameters: Any, _context: Any, executemany: bool
     ) -> None:
         """Count what a transaction writes, roughly: the values of its statements."""
+        total = 0
         for row in parameters if executemany else (parameters,):
             values = row.values() if isinstance(row, dict) else row or ()
-            self._bytes += sum(
-                len(value) if isinstance(value, str | bytes | memoryview) else VALUE_BYTES for value in values
-            )
+            total += VALUE_BYTES * len(values)
+            for value in values:
+                if type(value) in LONG_KINDS:
+                    total += len(value)
+                elif type(value) is list:
+                    total += sum(len(each) if type(each) in LONG_KINDS else VALUE_BYTES for each in value)
+        self._bytes += total
 
     def secret(self, fresh: bytes) -> bytes:
         """The key of all seeds of this coordinator: the recorded one, or `fresh`, recorded now."""

@@ -127,7 +127,7 @@ def _first(op: Operations) -> None:
 
 
 def _log_and_postings(op: Operations) -> None:
-    """Events say the change in full, leases why they ended; credits and payments have a chain."""
+    """Events say the change in full, leases why they ended; rollouts' contents are apart; postings have a chain."""
     from .history import record_state
 
     connection = op.get_bind()
@@ -139,6 +139,15 @@ def _log_and_postings(op: Operations) -> None:
     audit = sa.text("kind = 'audit'")
     op.create_index("events_audit", "events", ["id"], sqlite_where=audit, postgresql_where=audit)
     op.add_column("leases", sa.Column("ended", sa.Text))
+    content = ("tokens", "logprobs", "spans")
+    op.create_table(
+        "contents",
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+        *(sa.Column(name, sa.LargeBinary, nullable=False) for name in content),
+    )
+    op.execute("INSERT INTO contents SELECT id, tokens, logprobs, spans FROM rollouts WHERE length(tokens) > 0")
+    for name in content:
+        op.drop_column("rollouts", name)
     op.create_table(
         "postings",
         sa.Column("id", long, primary_key=True, autoincrement=False),

@@ -17,6 +17,7 @@ from echo2.p2p.codec import decode_record, encode_record, pack_tokens, unpack_to
 from echo2.p2p.messages import Receipt, Signed, StepMetrics
 
 from . import schema
+from .bulk import carry_out_in_bulk
 from .history import KEYS, Change, Delete, Insert, Update, encode
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def add_event(
 
 
 def _carry_out(connection: sa.Connection, change: Change) -> None:
-    if not change.rows:
+    if not change.rows or (not isinstance(change, Delete) and carry_out_in_bulk(connection, change)):
         return
     if isinstance(change, Insert):
         names, shared = change.columns, change.shared
@@ -215,9 +216,9 @@ ARRIVAL_COLUMNS = (
 )
 
 
-def arrived_rollouts(run: str, verdicts: Sequence[Verdict], *, wall: float) -> Insert:
-    """What arrived: held, or already terminal."""
-    return Insert(
+def arrived_rollouts(run: str, verdicts: Sequence[Verdict], *, wall: float) -> list[Change]:
+    """What arrived: held, or already terminal. The latter's content is of no use to anybody."""
+    rollouts = Insert(
         "rollouts",
         ARRIVAL_COLUMNS,
         [
@@ -239,15 +240,13 @@ def arrived_rollouts(run: str, verdicts: Sequence[Verdict], *, wall: float) -> I
             for entry in (verdict.entry,)
         ],
         {"run": run, "received": wall, "reward": None, "details": None, "admitted_sequence": None, "step": None},
-        [
-            {
-                "tokens": verdict.entry.tokens,
-                "logprobs": verdict.entry.logprobs,
-                "spans": pack_tokens(verdict.entry.spans),
-            }
-            for verdict in verdicts
-        ],
     )
+    contents = [
+        (verdict.entry.id, verdict.entry.tokens, verdict.entry.logprobs, pack_tokens(verdict.entry.spans))
+        for verdict in verdicts
+        if verdict.state == "held"
+    ]
+    return [rollouts, Insert("contents", ("id", "tokens", "logprobs", "spans"), contents)]
 
 
 CHANGED_COLUMNS = ("state", "reason", "reward", "details", "admitted_sequence", "step", "receipt_sequence")
@@ -340,7 +339,10 @@ def receipts_after(connection: sa.Connection, run: str, peer: str, after: int, l
 def load_unfinished(connection: sa.Connection, run: str) -> list[RolloutEntry]:
     """Held and admitted rollouts, in the order of arrival."""
     table = schema.rollouts
-    query = sa.select(table).where(table.c.run == run, UNFINISHED).order_by(table.c.id)
+    content = schema.contents
+    columns = (content.c.tokens, content.c.logprobs, content.c.spans)
+    joined = sa.select(table, *columns).join(content, content.c.id == table.c.id)
+    query = joined.where(table.c.run == run, UNFINISHED).order_by(table.c.id)
     return [
         RolloutEntry(
             id=row.id,

@@ -218,7 +218,7 @@ class Changes:
         name = self._run.name
         found: list[Change] = []
         if self.arrivals:
-            found.append(records.arrived_rollouts(name, self.arrivals, wall=wall))
+            found += records.arrived_rollouts(name, self.arrivals, wall=wall)
         if self.changed:
             found.append(records.changed_rollouts(self.changed))
         if self.closing:

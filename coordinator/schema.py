@@ -128,9 +128,6 @@ rollouts = Table(
     Column("state", String(16), nullable=False),
     Column("reason", Text, nullable=False),
     Column("finish", String(8), nullable=False),
-    Column("tokens", LargeBinary, nullable=False),  # empty for what never passed intake
-    Column("logprobs", LargeBinary, nullable=False),
-    Column("spans", LargeBinary, nullable=False),  # int32 as in tokens; empty for one turn
     Column("claimed_reward", Float),  # what the node's own sandbox said
     Column("reward", Float),
     Column("details", Text),  # an episode's other measures, as JSON
@@ -139,6 +136,16 @@ rollouts = Table(
     Column("step", Integer),  # the training step that decided it
     Column("receipt_sequence", Integer),  # of its node; set with the terminal state
     UniqueConstraint("run", "lease_id", "sample"),
+)
+
+contents = Table(
+    "contents",
+    metadata,
+    # Of a rollout that passed intake. Apart from it, or each of its states would write all of this again.
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("tokens", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+    Column("spans", LargeBinary, nullable=False),  # int32 as in tokens; empty for one turn
 )
 
 _has_receipt = rollouts.c.receipt_sequence.is_not(None)

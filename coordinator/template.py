@@ -6,7 +6,7 @@ TEMPLATE = """\
 
 # state_dir = "state"                     # key, ledger, lock and status
 # database = ""                           # "postgresql+psycopg://echo2@db.example.org/echo2"; else SQLite in state_dir
-# database_password_file = "db-password"  # its first line; left out: what libpq finds by itself (PGPASSFILE, ~/.pgpass)
+# database_password_file = ""             # its first line is the password; else libpq looks (PGPASSFILE, ~/.pgpass)
 # listen = ["/ip4/0.0.0.0/tcp/4001"]      # where nodes and the learner connect
 # announce = []                           # addresses nodes are told instead, e.g. ["/dns/pool.example.org/tcp/4001"]
 # heartbeat_seconds = 10.0                # a node is dead after three missed ones

@@ -35,8 +35,8 @@ def add_large(ledger, length_bytes):
 
 
 def arrive(connection, entry):
-    change = records.arrived_rollouts("r", [records.Verdict(entry, "held")], wall=1.0)
-    records.record(connection, [change], wall=1.0, actor="peer", action="rollouts arrived", kind="flow")
+    changes = records.arrived_rollouts("r", [records.Verdict(entry, "held")], wall=1.0)
+    records.record(connection, changes, wall=1.0, actor="peer", action="rollouts arrived", kind="flow")
 
 
 def events(ledger):

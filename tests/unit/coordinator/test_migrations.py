@@ -23,6 +23,10 @@ def raw(url):
         engine.dispose()
 
 
+ROLLOUT = "'peer', 'train', 0, 0,"
+REST = "NULL, NULL, NULL, 4.5, NULL, NULL,"
+
+
 def old_ledger(url):
     """A ledger as the release before wrote it: version 2, with a token, a node, a lease and two events."""
     with raw(url) as connection:
@@ -30,10 +34,14 @@ def old_ledger(url):
         for statement in (
             "INSERT INTO nodes VALUES ('peer', 'node', 'n', 's', '[]', 'suspended', 'odd rewards', 1.5, 2.5)",
             "INSERT INTO leases VALUES (1, 'r', 'l', 'peer', 'train', 0, 0, 2, 0, 'm', 4, 60.0, 3.5)",
+            f"INSERT INTO rollouts VALUES (1, 'r', 'l', 0, {ROLLOUT} 'held', '', 'stop', 'm', 'm', 'm', {REST} NULL)",
+            f"INSERT INTO rollouts VALUES (2, 'r', 'l', 1, {ROLLOUT} 'rejected', 'x', 'stop', :e, :e, :e, {REST} 1)",
             "INSERT INTO events (wall, actor, action, subject, reason) VALUES (1.0, 'a', 'first', '', '')",
             "INSERT INTO events (wall, actor, action, subject, reason) VALUES (2.0, 'a', 'second', '', '')",
         ):
-            connection.execute(sa.text(statement.replace("'l'", ":l").replace("'m'", ":m")), {"l": b"l", "m": b"m"})
+            connection.execute(
+                sa.text(statement.replace("'l'", ":l").replace("'m'", ":m")), {"l": b"l", "m": b"m", "e": b""}
+            )
 
 
 def differences(url):
@@ -70,6 +78,8 @@ def test_an_old_ledger_is_brought_up_to_date_when_it_is_opened(database_url, cap
             assert [row.action for row in records.list_events(connection, limit=9)] == ["second", "first"]
             state = history.read_state(connection)
             assert state["nodes"]["peer",]["reason"] == "odd rewards"
+            assert [entry.tokens for entry in records.load_unfinished(connection, "r")] == [b"m"]
+            assert sorted(state["rollouts"]) == [(1,), (2,)]
             assert state["leases"][b"l",]["ended"] is None
             assert history.replay(history.read_bodies(connection)) == state
     caplog.clear()
