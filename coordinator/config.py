@@ -183,14 +183,14 @@ class CoordinatorConfig(StatePlace):
     def _no_file(cls, path: object) -> object:
         return None if path == "" else path
 
-    @field_validator("database")
-    @classmethod
-    def _database_is_ours(cls, url: str) -> str:
-        if not url:
-            return ""
-        from .database import check_database_url  # a quarter of a second, which most commands need not spend
+    @model_validator(mode="after")
+    def _database_is_ours(self) -> Self:
+        """Of the whole, not of the key: an error about a key repeats what was written, and that may hold a password."""
+        if self.database:
+            from .database import check_database_url  # a quarter of a second, which most commands need not spend
 
-        return check_database_url(url)
+            check_database_url(self.database)
+        return self
 
     @property
     def ledger_path(self) -> Path:

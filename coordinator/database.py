@@ -59,19 +59,18 @@ def is_sqlite(connection: sa.Connection) -> bool:
     return connection.dialect.name == "sqlite"
 
 
-def check_database_url(url: str) -> str:
-    """A PostgreSQL address as in the settings. Raises ValueError in words; a password in it is one."""
+def check_database_url(url: str) -> None:
+    """Raise ValueError, in words that do not repeat it, unless it is a PostgreSQL address without a password."""
     try:
         parsed = sa.make_url(url)
-    except sa.exc.ArgumentError as error:
+    except (sa.exc.ArgumentError, ValueError):
+        parsed = None
+    if parsed is None or parsed.drivername not in {"postgresql", DRIVER}:
         raise ValueError(
-            "not the address of a database; for example: postgresql+psycopg://echo2@db.example.org/echo2"
-        ) from error
-    if parsed.drivername not in {"postgresql", DRIVER}:
-        raise ValueError(f"a database is {DRIVER}://USER@HOST/NAME, or left out for SQLite in the state folder")
-    if parsed.password is not None:
-        raise ValueError("take the password out of the address; put it into a file and name it in password_file")
-    return parsed.set(drivername=DRIVER).render_as_string(hide_password=True)
+            f"database must be {DRIVER}://USER@HOST/NAME, or left out for SQLite in the state folder"
+        ) from None
+    if parsed.password is not None or "password" in parsed.query:
+        raise ValueError("take the password out of database; into a file that database_password_file names")
 
 
 def read_password(path: Path | None) -> str | None:

@@ -156,7 +156,7 @@ def test_a_postgresql_database_is_named_by_its_address(tmp_path, url):
     text = f'database = "{url}"\ndatabase_password_file = "secret"\n' + TEMPLATE.replace("PEER_ID", LEARNER)
     (tmp_path / "c.toml").write_text(text)
     config = load_config(tmp_path / "c.toml")
-    assert config.ledger_url == "postgresql+psycopg://echo2@db/echo2"
+    assert config.ledger_url == url
     assert config.database_password_file == tmp_path / "secret"
     with pytest.raises(ConfigurationError, match="secret"):
         read_password(config.database_password_file)
@@ -170,10 +170,12 @@ def test_a_postgresql_database_is_named_by_its_address(tmp_path, url):
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("postgresql://echo2:hush@db/echo2", "take the password out of the address"),
-        ("mysql://db/echo2", r"a database is postgresql\+psycopg://"),
-        ("sqlite:///x", r"a database is postgresql\+psycopg://"),
-        ("nonsense", "not the address of a database"),
+        ("postgresql://echo2:hush@db/echo2", "take the password out of database"),
+        ("postgresql://echo2@db/echo2?password=hush", "take the password out of database"),
+        ("mysql://echo2:hush@db/echo2", r"database must be postgresql\+psycopg://"),
+        ("sqlite:///x", r"database must be postgresql\+psycopg://"),
+        ("hush", r"database must be postgresql\+psycopg://"),
+        ("postgresql://echo2:hush@db:port/echo2", r"database must be postgresql\+psycopg://"),
     ],
 )
 def test_other_databases_are_refused(tmp_path, url, told):

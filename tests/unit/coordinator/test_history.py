@@ -188,3 +188,47 @@ def test_replay_goes_on_from_a_state():
         for ordinal in range(4)
     ]
     assert history.replay(bodies[2:], history.replay(bodies[:2])) == history.replay(bodies)
+
+
+ODD = ["", "NULL", '{"a",b}', "back\\slash", "quote'\"", "%s %b", "ünïcode \U0001f600", " space ", "\x01\n\t", ","]
+
+
+def test_many_rows_at_once_are_the_same_rows(database_url):
+    """One statement of arrays, where it is used: no value is taken for another, nor for nothing."""
+    leases = [
+        (bytes([number, 0, 39, 92]) * 4, text, "train", number, 2**31 - 1, 0, -1, bytes(number), number)
+        for number, text in enumerate(ODD)
+    ]
+    entries = [
+        records.RolloutEntry(
+            number + 1, bytes([number]) * 16, 0, text, "train", 0, 0, "held", "", "stop", bytes(256), b"\0'\\", (1, 2)
+        )
+        for number, text in enumerate(ODD)
+    ]
+    arrivals = [records.Verdict(entry, "held", entry.peer) for entry in entries]
+    shared = {"run": "r", "duration_seconds": 0.1, "granted": 1e300, "ended": None}
+    details = {"a": 0.1}
+    rewards = [None, 0.1, -0.0, 1e-300, 1.0] * 2
+    changed = [
+        records.Verdict(entry, "admitted", text, None, reward, entry.id, None, None if entry.id % 2 else details)
+        for entry, text, reward in zip(entries, ODD[::-1], rewards, strict=True)
+    ]
+    with closing(open_ledger(database_url)) as ledger:
+        for changes in (
+            [Insert("leases", records.LEASE_COLUMNS, leases, shared)],
+            records.arrived_rollouts("r", arrivals, wall=2.5),
+            [records.changed_rollouts(changed)],
+            [Update("leases", ("ended",), [(row[0], text) for row, text in zip(leases, ODD, strict=True)])],
+        ):
+            with ledger.transaction() as connection:
+                records.record(connection, changes, wall=1.0, actor="a", action="b", kind="flow")
+        with ledger.reading() as connection:
+            state = history.read_state(connection)
+            assert history.replay(history.read_bodies(connection)) == state
+            loaded = records.load_unfinished(connection, "r")
+    assert [row["ended"] for row in state["leases"].values()] == ODD
+    assert [row["reason"] for row in state["rollouts"].values()] == ODD[::-1]
+    assert [(entry.peer, entry.tokens, entry.logprobs, entry.spans) for entry in loaded] == [
+        (text, bytes(256), b"\0'\\", (1, 2)) for text in ODD
+    ]
+    assert [dict(entry.details or {}) for entry in loaded] == [{}, details] * 5

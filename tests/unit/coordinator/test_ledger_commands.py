@@ -88,7 +88,7 @@ def test_a_tampered_ledger_fails_and_names_the_row(config, tmp_path):
     [
         (("ledger", "export", "chain.txt"), "neither with .csv nor with .json"),
         (("ledger", "verify", "--export", "missing.json"), "cannot read missing.json"),
-        (("ledger", "post", "nobody", "--amount=1", "--reason", "x"), "is not a peer id"),
+        (("ledger", "post", "nobody", "--amount=1", "--reason", "x"), "is not an Ed25519 peer id"),
         (("ledger", "post", PEER, "--amount=many", "--reason", "x"), "no amount with at most six decimals"),
         (("restore", "missing"), "there is no backup missing"),
     ],
