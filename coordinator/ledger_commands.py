@@ -141,7 +141,7 @@ def statement(
 @ledger_app.command()
 def post(
     peer: Annotated[str, typer.Argument(metavar="PEER", help="the node's peer id")],
-    amount: Annotated[str, typer.Option(help="such as 12.50; --amount=-12.50 takes it off")],
+    amount: Annotated[str, typer.Option(help="such as 12.50; -12.50 takes it off")],
     reason: Annotated[str, typer.Option(help="kept with it for good")],
     unit: Annotated[Unit, typer.Option(help="of the amount")] = "credit",
     kind: Annotated[Literal["payment", "adjustment"], typer.Option(help="what it is")] = "payment",

@@ -43,7 +43,7 @@ def url_of(config):
 
 
 def post(config, amount="1.50", *more):
-    return echo2(config, "ledger", "post", PEER, f"--amount={amount}", "--reason", "for the winter", *more)
+    return echo2(config, "ledger", "post", PEER, "--amount", amount, "--reason", "for the winter", *more)
 
 
 def test_a_payment_is_posted_verified_and_exported(config, tmp_path):
