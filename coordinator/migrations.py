@@ -145,7 +145,10 @@ def _log_and_postings(op: Operations) -> None:
         sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
         *(sa.Column(name, sa.LargeBinary, nullable=False) for name in content),
     )
-    op.execute("INSERT INTO contents SELECT id, tokens, logprobs, spans FROM rollouts WHERE length(tokens) > 0")
+    op.execute(
+        "INSERT INTO contents SELECT id, tokens, logprobs, spans FROM rollouts "
+        "WHERE length(tokens) > 0 OR state IN ('held', 'admitted')"
+    )
     for name in content:
         op.drop_column("rollouts", name)
     op.create_table(

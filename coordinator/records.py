@@ -231,7 +231,7 @@ def arrived_rollouts(run: str, verdicts: Sequence[Verdict], *, wall: float) -> l
                 entry.ordinal,
                 entry.version,
                 verdict.state,
-                verdict.reason,
+                storable(verdict.reason),
                 entry.finish,
                 entry.claimed_reward,
                 verdict.receipt_sequence,

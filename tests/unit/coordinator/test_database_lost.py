@@ -14,6 +14,7 @@ import trio
 from echo2.coordinator import history, records, schema
 from echo2.coordinator.ledger import RECONNECT_SECONDS_MAX, LedgerUnavailable, open_ledger
 from echo2.p2p.errors import ConfigurationError, Refused
+from echo2.p2p.messages import Hello, Welcome
 
 
 @pytest.fixture
@@ -167,6 +168,19 @@ def test_a_value_that_no_table_holds_refuses_its_sender_alone(database_url):
         with pytest.raises(Refused) as refused, ledger.transaction() as connection:
             connection.execute(sa.insert(schema.events).values(wall=1.0, actor="\0", action="", subject="", reason=""))
         assert (refused.value.code, ledger.trouble) == ("unrecordable", "")
+
+
+async def test_a_nul_in_what_peers_say_is_recorded_as_a_mark(autojump_clock, server, world):
+    """PostgreSQL has none in a text: a stranger must not be able to make its hello, or anybody's, fail by one."""
+    async with world.serving(), world.node(10) as node, world.learner() as learner:
+        said = {"wire_versions": (1,), "software": "odd\0", "role": "node", "name": "volunteer"}
+        await node.ask("hello", Hello(**said, token=world.token(), addresses=("/ip4/\0",)), Welcome)
+        await learner.hello()
+        await learner.report(status="busy \0")
+        assert world.service.pool_view().trouble == ""
+    async with world.serving():
+        assert world.service.nodes_view()[0].software == "odd\ufffd"
+        assert world.run.learner_status == "busy \ufffd"
 
 
 def rollouts(world):
