@@ -71,7 +71,7 @@ at least some pages, at most what one submission brings."""
 VALUE_BYTES = 16
 """What a number costs in a row, rounded up."""
 
-LONG_KINDS = frozenset({bytes, str})
+LONG_KINDS = frozenset({bytes, memoryview, str})
 """What may be longer."""
 
 PROBE_KEY = "probe"

@@ -40,7 +40,7 @@ def old_ledger(url):
             "INSERT INTO events (wall, actor, action, subject, reason) VALUES (2.0, 'a', 'second', '', '')",
         ):
             connection.execute(
-                sa.text(statement.replace("'l'", ":l").replace("'m'", ":m")), {"l": b"l", "m": b"m", "e": b""}
+                sa.text(statement.replace("'l'", ":l").replace("'m'", ":m")), {"l": b"l", "m": b"mmmm", "e": b""}
             )
 
 
@@ -78,7 +78,7 @@ def test_an_old_ledger_is_brought_up_to_date_when_it_is_opened(database_url, cap
             assert [row.action for row in records.list_events(connection, limit=9)] == ["second", "first"]
             state = history.read_state(connection)
             assert state["nodes"]["peer",]["reason"] == "odd rewards"
-            assert [entry.tokens for entry in records.load_unfinished(connection, "r")] == [b"m"]
+            assert [entry.tokens for entry in records.load_unfinished(connection, "r")] == [b"mmmm"]
             assert sorted(state["rollouts"]) == [(1,), (2,)]
             assert state["leases"][b"l",]["ended"] is None
             assert history.replay(history.read_bodies(connection)) == state
