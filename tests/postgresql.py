@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -11,6 +12,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+LIBC = ctypes.CDLL(None)
+"""Loaded now: the child that needs it is another user by then, and may not be able to read it."""
 
 START_SECONDS = 30.0
 USER = "echo2"
@@ -49,7 +53,7 @@ class Server:
         command = [self.bin_dir / "postgres", "-D", self.folder / "data", "-k", self.folder, *options]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self.folder, **self._user, start_new_session=True
+                command, stdout=log, stderr=log, cwd=self.folder, **self._user, preexec_fn=_end_with_us
             )
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -106,6 +110,13 @@ class Server:
         done = subprocess.run(command, capture_output=True, cwd=self.folder, check=False, **self._user)
         if done.returncode:
             raise RuntimeError(done.stderr.decode())
+
+
+def _end_with_us() -> None:
+    """Of a server: tests that are killed must not leave it behind. It is Linux that can tell it."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        LIBC.prctl(pr_set_pdeathsig, signal.SIGQUIT)
 
 
 def _unprivileged() -> dict[str, int | list[int]]:
