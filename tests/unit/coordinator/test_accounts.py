@@ -96,6 +96,7 @@ def test_what_cannot_be_posted_is_refused(ledger):
         assert accounts.verify(connection).count == 0
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize(
     ("values", "told"),
     [

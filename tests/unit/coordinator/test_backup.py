@@ -124,6 +124,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_backup_restores_nothing(filled, target, damage):
     """Whatever is wrong with it, the database is as empty as before."""
