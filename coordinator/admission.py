@@ -224,7 +224,10 @@ def _spend(connection: sa.Connection, token: str, wall: float) -> Change:
     table = schema.tokens
     row = connection.execute(sa.select(table).where(table.c.hash == _hash(token))).first()
     if row is None:
-        raise Refused("token_unknown", "this coordinator made no such token; ask the operator for a join string")
+        raise Refused(
+            "token_unknown",
+            "this coordinator made no such token; copy the join string again, whole, or ask the operator for a new one",
+        )
     if row.expires is not None and wall >= row.expires:
         raise Refused("token_expired", "the join token has expired; ask the operator for a new join string")
     if row.used >= row.quota:

@@ -13,6 +13,7 @@ import trio
 import typer
 
 from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.settings import refuse_used
 
 from .rest_client import COORDINATOR_URL, RestClient, read_token
 
@@ -48,6 +49,10 @@ def submit(
         raise ConfigurationError("say --dry-run to see what the run would be, or --out DIR to make its settings")
     if dry_run and out is not None:
         raise ConfigurationError("--dry-run writes nothing: leave out one of --dry-run and --out")
+    if out is not None:
+        refuse_used(out, "name another; nothing was changed")
+    if sys.stderr.isatty():  # in a file or a pipe stderr is for what is wrong
+        print("loading the task, the model's tokenizer and the learner's program ...", file=sys.stderr, flush=True)
     from .preview import look
     from .submit import ask_learner, read_submission, report, write_folder
     from .submit_text import text_of
@@ -99,8 +104,13 @@ def watch(
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="its name")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder for the files")],
-    config: Annotated[Path, typer.Option(help="the coordinator's settings file")] = Path("coordinator.toml"),
+    config: Annotated[
+        Path | None, typer.Option(help="the coordinator's settings file", show_default="coordinator.toml")
+    ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="token ids and log-probabilities too")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="into a folder that is not empty, over an earlier export")
+    ] = False,
 ) -> None:
     """Write a run's rollouts (JSONL), steps and evaluations (CSV) and plots (PNG). The coordinator may be running."""
     from .config import load_config
@@ -108,6 +118,14 @@ def export(
     from .export_plots import draw
     from .export_run import export_run
 
+    if config is None:
+        config = Path("coordinator.toml")
+        if not config.exists():
+            raise ConfigurationError(
+                f"there is no settings file {config} here; name it with --config, as in --config DIR/{config}"
+            )
+    if not overwrite:
+        refuse_used(out, "name another, or take --overwrite to replace an earlier export")
     settings = load_config(config)
     if settings.run.name != run:
         raise ConfigurationError(f"{config} is of the run {settings.run.name!r}, not of {run!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +28,9 @@ REQUEST_SECONDS = 10.0
 """For one answer of the coordinator, on a machine that is busy training."""
 
 TOKEN_BYTES_MAX = 4096
+
+NO_TLS_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
+"""OpenSSL's words for an answer that is no TLS."""
 
 _RUNS = TypeAdapter(list[RunView])
 _NODES = TypeAdapter(list[NodeView])
@@ -104,7 +108,13 @@ class RestClient:
         try:
             reply = self._client.get(path)
         except httpx.HTTPError as error:
-            raise NoAnswer(f"{self._client.base_url} does not answer: {str(error) or type(error).__name__}") from error
+            why = str(error) or type(error).__name__
+            if _is_plain_http(error):
+                plain = self._client.base_url.copy_with(scheme="http")
+                raise ConfigurationError(
+                    f"{self._client.base_url} does not speak TLS ({why}): it speaks http://, try --coordinator {plain}"
+                ) from error
+            raise NoAnswer(f"{self._client.base_url} does not answer: {why}") from error
         if reply.status_code in (401, 403):
             raise ConfigurationError(f"{self._client.base_url}: {_detail(reply)} (--token-file)")
         if reply.status_code == 404:
@@ -119,3 +129,12 @@ def _detail(reply: httpx.Response) -> str:
         return str(reply.json()["detail"])[:300]
     except (ValueError, KeyError, TypeError):
         return f"HTTP {reply.status_code}"
+
+
+def _is_plain_http(error: BaseException | None) -> bool:
+    """What answers a TLS greeting with something else, as a plain server does with an error page."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError) and error.reason in NO_TLS_REASONS:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -14,8 +14,10 @@ The learner's tables are judged by the learner's own program (`echo2-learner che
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,7 +117,37 @@ def load_run_file(path: Path, flags: Sequence[str], *, learner: str) -> Submissi
     keys = frozenset(_set(values, flag) for flag in flags)
     run = values.get("run")
     filled = values | {"run": {"learner": learner, **run}} if isinstance(run, dict) else values
-    return Submission(path, make_settings(filled, RunFile, source=str(path), folder=path.parent), values, keys)
+    with blaming(path, flags):
+        file = make_settings(filled, RunFile, source=str(path), folder=path.parent)
+    return Submission(path, file, values, keys)
+
+
+@contextmanager
+def blaming(path: Path, flags: Sequence[str]) -> Iterator[None]:
+    """Around what judges the values of `path` with `flags` over it: a mistake of a flag is not said to be the file's.
+
+    An error that begins with a flag's key is that flag's; any other may come of the two together.
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        found = re.match(rf"{re.escape(str(path))}(?: \[(\w+)\])?: (.*)", str(error), re.DOTALL)
+        if not flags or found is None:
+            raise
+        table, text = found.groups()
+        named = re.match(r"(?:unknown key )?'?([\w.-]+)", text)
+        key = f"{table}.{named[1]}" if table and named else named[1] if named else ""
+        for flag in flags:
+            given = flag.partition("=")[0].strip()
+            if key == given or key.startswith(f"{given}.") or given.startswith(f"{key}."):
+                raise ConfigurationError(f"--set {_short(flag)}: {text}") from error
+        beside = f" [{table}]" if table else ""
+        over = " ".join(f"--set {_short(flag)}" for flag in flags)
+        raise ConfigurationError(f"{path}{beside} with {over}: {text}") from error
+
+
+def _short(flag: str) -> str:
+    return flag if len(flag) <= 64 else flag[:61] + "..."
 
 
 def _set(values: Table, flag: str) -> str:
@@ -123,6 +155,8 @@ def _set(values: Table, flag: str) -> str:
     key = key.strip()
     if not mark or not all(key.split(".")):
         raise ConfigurationError(f"--set {flag[:64]!r} is not KEY=VALUE, for example --set run.S=6")
+    if key not in RunFile.model_fields and key in RunConfig.model_fields:
+        raise ConfigurationError(f"--set {_short(flag)}: write run.{_short(flag)}")
     try:
         value = tomllib.loads(f"x = {text}")["x"]
     except ValueError:

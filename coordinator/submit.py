@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import Identity, load_or_create_identity
-from echo2.p2p.settings import make_settings
+from echo2.p2p.settings import make_settings, refuse_used
 
 from .config import IDENTITY_FILE, OPERATOR_TOKEN_FILE, CoordinatorConfig, RestConfig, RunConfig
 from .demo_process import command
 from .estimate import Forecast, Plan, Supply, forecast
 from .operator_token import make_operator_token
-from .run_file import LEARNER_TABLES, Submission, flat, load_run_file, toml_text
+from .run_file import LEARNER_TABLES, Submission, blaming, flat, load_run_file, toml_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,9 +80,10 @@ class Report:
 def read_submission(path: Path, flags: Sequence[str], *, check: LearnerCheck) -> tuple[Submission, Mapping[str, Any]]:
     """The run file, and every setting of the learner's with its value. Raises ConfigurationError."""
     submission = load_run_file(path, flags, learner=UNKNOWN_PEER)
-    coordinator_config(submission)
-    learner = learner_settings(submission, coordinator=f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN_PEER}")
-    return submission, check(learner, str(path))
+    with blaming(path, flags):
+        coordinator_config(submission)
+        learner = learner_settings(submission, coordinator=f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN_PEER}")
+        return submission, check(learner, str(path))
 
 
 def coordinator_config(submission: Submission) -> CoordinatorConfig:
@@ -271,8 +272,7 @@ class Written:
 
 def write_folder(out: Path, path: Path, flags: Sequence[str], shown: Report) -> Written:
     """Make the settings of both daemons. Raises ConfigurationError, and then nothing of an older folder is changed."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigurationError(f"{out} is not an empty folder; nothing was changed")
+    refuse_used(out, "nothing was changed")
     state, home = out / "coordinator" / "state", out / "learner" / "home"
     try:
         for folder in (state, home):
@@ -299,6 +299,10 @@ def write_folder(out: Path, path: Path, flags: Sequence[str], shown: Report) -> 
         notes.append(f"the key of {submission.file.run.learner} belongs into {home}; it is not made here")
     if address.startswith("/ip4/127.0.0.1/"):
         notes.append("learner.toml dials this machine; where the learner is another, set its 'coordinator' address")
+    notes.append(
+        f"learner.toml names the model {run['model_dir']}; where the learner is another machine, copy that folder "
+        "there and set 'model_dir' to its place"
+    )
     config = out / "coordinator" / "coordinator.toml"
     return Written(
         commands=(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from echo2.p2p.join import TOKEN_CHARACTERS
+
 from . import schema
 from .history import insert
 from .records import record
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from .ledger import Ledger
 
-TOKEN_BYTES = 18
+TOKEN_BYTES = TOKEN_CHARACTERS // 2
 """144 bits as 36 hexadecimal digits: nobody guesses it, and it survives being read aloud."""
 
 

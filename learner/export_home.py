@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echo2.p2p.errors import ConfigurationError
-from echo2.p2p.settings import read_text
 
 from .adapter import Base, MergedWeights, base_of
 from .checkpoint import OPTIMIZER_FILE, WEIGHTS_FILE, Checkpoints, load_tensors, open_tensors
-from .config import CHECKPOINTS_FOLDER, MODEL_DIR_FILE
+from .config import CHECKPOINTS_FOLDER
+from .home import base_model
 from .hugging_face import read_shapes, write_folder
 from .prepare import new_folder
 from .reading import reading
@@ -19,12 +18,11 @@ from .weights_file import DTYPES, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     import torch
 
     from .interfaces import Progress
-
-MOVED = "name the folder it began with by --model-dir"
 
 
 def export_home(home: Path, out: Path, *, model_dir: Path | None, dtype: str) -> Progress:
@@ -33,12 +31,10 @@ def export_home(home: Path, out: Path, *, model_dir: Path | None, dtype: str) ->
     `model_dir` is the folder that the run began with, when it is not where the learner last found it. `dtype`: a key of
     `weights_file.DTYPES`. May be called while the learner trains. Raises ConfigurationError.
     """
-    model_dir = model_dir or _known_model_dir(home)
+    model_dir = base_model(home, model_dir)
     found = Checkpoints(home / CHECKPOINTS_FOLDER, kept=2).restore()
     if found is None:
         raise ConfigurationError(f"{home} has no checkpoint; name the folder that learner.toml calls home")
-    if not model_dir.is_dir():
-        raise ConfigurationError(f"there is no folder {model_dir}, where this run's base model was; {MOVED}")
     progress, checkpoint = found
     with new_folder(out) as folder, ExitStack() as stack:
         with reading(f"the checkpoint {checkpoint}", "cannot be read"):  # a newer one may have pushed it out by now
@@ -53,13 +49,3 @@ def export_home(home: Path, out: Path, *, model_dir: Path | None, dtype: str) ->
             weights = MergedWeights(base, read_shapes(model_dir), weights, known.alpha)
         write_folder(model_dir, weights, folder, DTYPES[dtype])
     return progress
-
-
-def _known_model_dir(home: Path) -> Path:
-    path = home / MODEL_DIR_FILE
-    if not path.exists():
-        raise ConfigurationError(f"{home} does not say which model it began with; {MOVED}")
-    name = read_text(path, "name of a model folder").strip()
-    if not name or "\0" in name:
-        raise ConfigurationError(f"{path} does not hold the name of a folder; {MOVED}")
-    return Path(name)

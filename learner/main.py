@@ -28,11 +28,13 @@ from echo2.p2p.daemon import (
 from echo2.p2p.disk_store import DiskStore
 from echo2.p2p.errors import ConfigurationError, ProtocolError
 from echo2.p2p.identity import load_or_create_identity
+from echo2.p2p.settings import refuse_used
 
 from .boards import open_metrics
 from .config import IDENTITY_FILE, MODEL_DIR_FILE, SNAPSHOTS_FOLDER, LearnerConfig, load_config
+from .home import base_model
 from .launch import PROCESSES_MAX, follow_first, place_in
-from .prepare import MODEL_NAMES, prepare, prepare_from
+from .prepare import MODEL_NAMES, USED, prepare, prepare_from, tell_loading
 from .service import LearnerService
 from .team import open_team
 
@@ -91,9 +93,11 @@ def identity(home: Annotated[Path, typer.Option(metavar="DIR", help="the learner
 def check(config: Annotated[Path, typer.Option(help="the settings file")] = Path("learner.toml")) -> None:
     """Print every setting with its value, as JSON, or say what is wrong with the file; nothing is started.
 
-    Left out is `coordinator`: in a join string is a token that lets others in, and such output is shown around.
+    Of a join string as `coordinator` the token is left out: it lets others in, and such output is shown around.
     """
-    print(load_config(config).model_dump_json(exclude={"coordinator"}))
+    settings = load_config(config)
+    shown = settings.model_copy(update={"coordinator": "".join(settings.coordinator.split()).partition("?")[0]})
+    print(shown.model_dump_json())
 
 
 @app.command("export-hf")
@@ -108,6 +112,9 @@ def export_command(
     """Make a Hugging Face folder of the newest checkpoint; an adapter is folded into its base."""
     if dtype not in ("f32", "bf16", "f16"):
         raise ConfigurationError(f"--dtype {dtype} is not one of f32, bf16, f16")
+    base_model(home, model_dir)
+    refuse_used(out.absolute(), USED)
+    tell_loading()
     from .export_home import export_home  # takes seconds to load
 
     progress = export_home(home, out, model_dir=model_dir, dtype=dtype)

@@ -7,14 +7,17 @@ while the daemon is down, needs no port, and only who may write into the home ca
 from __future__ import annotations
 
 import os
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.settings import home_path
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .lifecycle import Command
+
+HOME_DEFAULT = Path("~/.echo2-node")
 
 COMMAND_FILE = "command"
 
@@ -32,6 +35,17 @@ class Commands(Protocol):
     def write(self, command: Command) -> None:
         """Put `command` in force, durably."""
 
+    def line(self, word: str) -> str:
+        """The command line that says `word` (run, status, pause, resume, finish) to this node."""
+
+
+def command_line(word: str, home: Path) -> str:
+    """`echo2-node WORD`, with `--home` where the node in `home` would else not be meant; right in any folder."""
+    folder = home_path(home).absolute()
+    if folder == home_path(HOME_DEFAULT):
+        return f"echo2-node {word}"
+    return f"echo2-node {word} --home {shlex.quote(str(folder))}"
+
 
 class MemoryCommands:
     """For simulations: kept as long as the object, which outlives a simulated crash."""
@@ -47,12 +61,21 @@ class MemoryCommands:
         """See `Commands`."""
         self._command = command
 
+    def line(self, word: str) -> str:
+        """See `Commands`."""
+        return f"echo2-node {word}"
+
 
 class FileCommands:
     """The file `command` in a node's home."""
 
     def __init__(self, home: Path) -> None:
+        self._home = home
         self._path = home / COMMAND_FILE
+
+    def line(self, word: str) -> str:
+        """See `Commands`."""
+        return command_line(word, self._home)
 
     def read(self) -> Command:
         """See `Commands`. A file that cannot be read or says something else counts as `pause`: never run unasked."""

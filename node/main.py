@@ -31,9 +31,9 @@ from echo2.p2p.join import JoinString, parse_join_string
 from echo2.p2p.settings import home_path, make_settings, read_text
 from echo2.tasks.scorer import ITEM_SECONDS_MAX, ProcessScorer
 
-from .commands import FileCommands
+from .commands import HOME_DEFAULT, FileCommands, command_line
 from .config import NodeSettings
-from .home import remember_join, remembered_join
+from .home import remember_join, remember_name, remembered_join, remembered_name
 from .process_engine import ProcessEngine
 from .receipts import checked, coordinator_of, kept_receipts
 from .service import NodeService
@@ -41,14 +41,14 @@ from .spool import Spool
 from .statements import faults, lines, read_statement
 from .status import NodeStatus, table
 
-HOME_DEFAULT = Path("~/.echo2-node")
-
 KEY_FILE = "identity.key"
 SPOOL_FILE = "spool.sqlite"
 SNAPSHOTS_FOLDER = "snapshots"
 
 JOIN_BYTES_MAX = 4096
 """Longer than any join string; a file named by mistake is not read whole."""
+
+NAME_DEFAULT = "node"
 
 STATUS_AGE_SECONDS_MAX = 10.0
 """The daemon writes its status each second; one older than this says nothing of now."""
@@ -74,7 +74,10 @@ def run(
         ),
     ] = "",
     home: Home = HOME_DEFAULT,
-    name: Annotated[str, typer.Option(help="What the node is called in lists.")] = "node",
+    name: Annotated[
+        str | None,
+        typer.Option(help="What the node is called in lists; the node remembers it.", show_default="node"),
+    ] = None,
     listen: Annotated[
         list[str] | None,
         typer.Option(help="Address to be reached at, such as /ip4/0.0.0.0/tcp/4001; none: dial out only."),
@@ -99,7 +102,7 @@ def run(
     parsed = parse_join_string(_join_text(join) if join else remembered_join(folder))
     settings = make_settings(
         {
-            "name": name,
+            "name": name if name is not None else remembered_name(folder) or NAME_DEFAULT,
             "listen": listen or [],
             "announce": announce or [],
             "upload_mbit": upload_mbit,
@@ -132,23 +135,28 @@ def _join_text(join: str) -> str:
     try:
         return read_text(Path(join[1:]), "join string", bytes_max=JOIN_BYTES_MAX)
     except ConfigurationError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise ConfigurationError(f"--join {join}: there is no file {join[1:]}") from error
         raise ConfigurationError(f"--join {join}: the file cannot be read: {error}") from error
 
 
 class _Show:
-    """Writes the status file; once the coordinator has spoken, also the join string, so that it need not be said again.
+    """Writes the status file; once the coordinator has spoken, also the join string and the node's name, so that they
+    need not be said again.
 
     Not before: a mistyped one is not kept.
     """
 
-    def __init__(self, home: Path, join: JoinString) -> None:
+    def __init__(self, home: Path, join: JoinString, name: str) -> None:
         self._home = home
         self._join: JoinString | None = join
+        self._name = name
 
     def __call__(self, status: NodeStatus) -> None:
         write_status(self._home / STATUS_FILE, status)
         if self._join is not None and status.node_state:
             remember_join(self._home, self._join)
+            remember_name(self._home, self._name)
             self._join = None
 
 
@@ -180,7 +188,7 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
                 network=transport.view,
                 nat=nat,
                 sandbox=sandbox,
-                show=_Show(home, join),
+                show=_Show(home, join, settings.name),
                 software=f"echo2-node {version('echo2')}",
             )
             await service.run()
@@ -199,7 +207,7 @@ def status(
     path = _existing(home) / STATUS_FILE
     found = read_status(path)
     if found is None:
-        raise ConfigurationError(f"no node has run in {path.parent} yet; start one with `echo2-node run`")
+        raise ConfigurationError(f"no node has run in {path.parent} yet; start one with `{command_line('run', home)}`")
     age = time.time() - path.stat().st_mtime
     running = is_in_use(path.parent)
     if as_json:
@@ -261,7 +269,7 @@ def statement(
 def pause(home: Home = HOME_DEFAULT) -> None:
     """Generate nothing more until `resume`, also after a restart. What is in hand is completed and sent."""
     FileCommands(_existing(home)).write("pause")
-    typer.echo("paused; go on with `echo2-node resume`")
+    typer.echo(f"paused; go on with `{command_line('resume', home)}`")
 
 
 @app.command()
@@ -275,7 +283,7 @@ def resume(home: Home = HOME_DEFAULT) -> None:
 def finish(home: Home = HOME_DEFAULT) -> None:
     """Complete what is in hand, send everything, collect the receipts that are due, then stop."""
     FileCommands(_existing(home)).write("finish")
-    typer.echo("finishing; `echo2-node status` shows how far it is")
+    typer.echo(f"finishing; `{command_line('status', home)}` shows how far it is")
 
 
 def _existing(home: Path) -> Path:

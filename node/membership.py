@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from echo2.p2p.channel import request
-from echo2.p2p.errors import ConfigurationError, ProtocolError, Refused, SchemaViolation, Unreachable
+from echo2.p2p.errors import (
+    AnotherPeer,
+    ConfigurationError,
+    ProtocolError,
+    Refused,
+    SchemaViolation,
+    Unreachable,
+)
 from echo2.p2p.identity import open_signed
 from echo2.p2p.messages import (
     WIRE_VERSION,
@@ -152,6 +159,13 @@ class Member:
         if told is not None:
             self._told = told
         reason = f"{error}; it said last: {self._told}" if told is None and self._told else str(error)
+        self._situation.joining_trouble = ""
+        if isinstance(error, AnotherPeer):  # the join string pins a key that is not there: no waiting brings it back
+            reason = (
+                f"another coordinator ({error.found}) answers at {error.where or 'its address'}; ask the operator for "
+                "a new join string and start with --join"
+            )
+            self._situation.joining_trouble = reason
         self._situation.failed("coordinator", reason)
         kind = re.sub(r"[0-9.]+", "#", reason)
         if kind != self._said:  # a wait that counts down is no news
@@ -170,6 +184,7 @@ class Member:
         heartbeat_seconds = min(welcome.heartbeat_seconds, HEARTBEAT_SECONDS_MAX)
         self._situation.membership = Membership(self._memberships, descriptor, heartbeat_seconds)
         self._situation.succeeded("coordinator", "heartbeat")
+        self._situation.joining_trouble = ""
         self._told = self._said = ""
         self._verdict(welcome.node_state)
         self._situation.happened(Joined())

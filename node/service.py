@@ -219,7 +219,7 @@ class NodeService:
             name=self._config.name,
             state=situation.state.value,
             command=situation.facts.command,
-            waiting_for=waiting_for(situation, download=download, idle=self._worker.idle),
+            waiting_for=waiting_for(situation, download=download, idle=self._worker.idle, line=self._commands.line),
             last_error=situation.last_error,
             last_error_seconds=None if error_at is None else situation.clock() - error_at,
             run=self._join.run,

@@ -59,6 +59,8 @@ class Situation:
         self.engine_job = ""
         self.engine_since = 0.0
         self.lease_reason = ""
+        self.joining_trouble = ""
+        """Why no welcome comes before a person does something; empty: as far as is known, it will."""
         self.protocol_errors = 0
         self._changed = trio.Event()
 

@@ -13,7 +13,7 @@ from echo2.p2p.transport_view import TransportView
 from .lifecycle import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from echo2.p2p.broadcast import FetchProgress
 
@@ -89,8 +89,8 @@ def installing(progress: FetchProgress | None) -> str:
     return f"snapshot {progress.version}, {progress.chunks_held} of {progress.chunks} chunks{reason}"
 
 
-def waiting_for(situation: Situation, *, download: str, idle: bool) -> str:
-    """Why nothing is generated just now, in words; empty while work flows."""
+def waiting_for(situation: Situation, *, download: str, idle: bool, line: Callable[[str], str]) -> str:
+    """Why nothing is generated just now, in words; empty while work flows. `line`: see `Commands`."""
     counts = situation.counts
     ended = situation.notice is not None and situation.notice.run_state in ENDED
     engine = _engine(situation)
@@ -98,11 +98,11 @@ def waiting_for(situation: Situation, *, download: str, idle: bool) -> str:
         case State.STARTING:
             return "the start of its services"
         case State.JOINING:
-            return "the coordinator's welcome"
+            return situation.joining_trouble or "the coordinator's welcome"
         case State.BLOCKED:
             return "; ".join(situation.facts.blocks.values())
         case State.PAUSED:
-            return "`echo2-node resume`"
+            return f"`{line('resume')}`"
         case State.FINISHING if not idle:
             return engine or "the batch in hand"
         case State.FINISHING if counts.spooled:
@@ -110,7 +110,7 @@ def waiting_for(situation: Situation, *, download: str, idle: bool) -> str:
         case State.FINISHING:
             return f"receipts of {counts.undecided} rollouts"
         case State.WORKING | State.INSTALLING if ended and not situation.leases_held:
-            return _over(situation)
+            return _over(situation, line("finish"))
         case State.INSTALLING:
             return download or engine or ("the engine" if situation.behind else "the first snapshot to be published")
         case State.WORKING if engine and (not situation.leases_held or situation.engine_seconds > ENGINE_SHOWN_SECONDS):
@@ -127,12 +127,12 @@ def _engine(situation: Situation) -> str:
     return f"the engine: {situation.engine_job} since {situation.engine_seconds:.0f} s"
 
 
-def _over(situation: Situation) -> str:
+def _over(situation: Situation, finish: str) -> str:
     assert situation.notice is not None, "the coordinator's word"
     counts = situation.counts
     left = f"{counts.spooled} rollouts to be acknowledged" if counts.spooled else ""
     left = left or (f"receipts of {counts.undecided} rollouts" if counts.undecided else "nothing")
-    return f"{left}: the run is {situation.notice.run_state}, there is no more work; `echo2-node finish` ends this node"
+    return f"{left}: the run is {situation.notice.run_state}, there is no more work; `{finish}` ends this node"
 
 
 def table(status: Mapping[str, Any]) -> list[tuple[str, str]]:

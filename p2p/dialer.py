@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from .errors import AnotherPeer
 from .libp2p_tcp import parse_address
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class Attempt:
     outcome: str
     """Empty: it connected. Else why not, in words."""
 
+    other: str = ""
+    """The peer id of whom was found there instead; empty: nobody else was."""
+
     def __str__(self) -> str:
         """One part of the error that a person reads."""
         where = f" ({self.endpoint})" if self.endpoint and self.endpoint not in self.address else ""
@@ -81,6 +85,11 @@ class DialReport:
     attempts: tuple[Attempt, ...]
     via: str
     """What connected; empty: nothing did."""
+
+    @property
+    def other(self) -> Attempt | None:
+        """The first attempt that found another peer."""
+        return next((attempt for attempt in self.attempts if attempt.other), None)
 
     def __str__(self) -> str:
         """For people."""
@@ -147,12 +156,15 @@ class Race:
         if known is not None:
             self._note(address, known[0], self._began, now, reason)
 
-    def ended(self, endpoint: Endpoint, reason: str, now: float) -> None:
-        """An attempt ended; `reason` is empty when it connected. The next one need not wait for its time."""
+    def ended(self, endpoint: Endpoint, reason: str, now: float, *, other: str = "") -> None:
+        """An attempt ended; `reason` is empty when it connected, `other` is another peer that was found there.
+
+        The next one need not wait for its time.
+        """
         started = self._running.pop(endpoint, None)
         if started is None:  # it ended in the instant in which another won
             return
-        self._note(endpoint.address, str(endpoint), started, now, reason)
+        self._note(endpoint.address, str(endpoint), started, now, reason, other)
         self._next_at = now
 
     def give_up(self, now: float) -> None:
@@ -170,9 +182,9 @@ class Race:
             self._seen.add(place)
             self._queues[":" in endpoint.host].append(endpoint)
 
-    def _note(self, address: str, endpoint: str, started: float, now: float, reason: str) -> None:
+    def _note(self, address: str, endpoint: str, started: float, now: float, reason: str, other: str = "") -> None:
         short = " ".join(reason.split())[:REASON_CHARACTERS_MAX]
-        self.attempts.append(Attempt(address, endpoint, started - self._began, now - started, short))
+        self.attempts.append(Attempt(address, endpoint, started - self._began, now - started, short, other))
 
 
 async def dial(
@@ -195,7 +207,7 @@ async def dial(
     look_up = resolve or resolve_name
 
     async def attempt(endpoint: Endpoint) -> None:
-        failure = ""
+        failure = other = ""
         try:
             with trio.fail_after(seconds_max):
                 won.append(await connect(endpoint))
@@ -203,7 +215,8 @@ async def dial(
             failure = f"no answer within {seconds_max:g} s"
         except Exception as error:  # noqa: BLE001 - whatever the other end made libp2p raise, this address failed
             failure = reason(error) or type(error).__name__
-        race.ended(endpoint, failure, clock())
+            other = error.found if isinstance(error, AnotherPeer) else ""
+        race.ended(endpoint, failure, clock(), other=other)
         changed.set()
 
     async def name(address: str) -> None:

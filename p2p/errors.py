@@ -28,6 +28,18 @@ class Unreachable(Echo2Error):
     """The network did not deliver: no connection, a stream cut, a time-out. Trying again is right."""
 
 
+class AnotherPeer(Unreachable):
+    """Another key answers where a peer was dialled: its peer id is `found`, `where` is HOST:PORT, empty if unknown.
+
+    Trying again is right all the same: the peer may come back, or have other addresses by then.
+    """
+
+    def __init__(self, text: str, found: str, where: str = "") -> None:
+        super().__init__(text)
+        self.found = found
+        self.where = where
+
+
 class Refused(Echo2Error):
     """A peer understood the request and said no. `code` is stable; `retry_seconds` is None when it is final.
 

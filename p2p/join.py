@@ -1,6 +1,6 @@
 """The join string: the one thing a volunteer is given to take part.
 
-    echo2://PEER@HOST:PORT[,HOST:PORT...]/RUN?token=TOKEN
+    echo2://PEER@HOST:PORT[,HOST:PORT...]/RUN?token=TOKEN        TOKEN: 36 characters
 
 It pins the coordinator's key (PEER), so a wrong address or a machine in the middle cannot pass for the coordinator. It
 survives being pasted with blanks, quotes or line breaks around it; anything else wrong with it is said in words.
@@ -24,8 +24,8 @@ SCHEME = "echo2://"
 ADDRESSES_MAX = 16
 """As many as a PeerAddress may carry."""
 
-TOKEN_CHARACTERS_MAX = 128
-"""As many as a hello may carry."""
+TOKEN_CHARACTERS = 36
+"""As many as every token has: one that was cut is found here, not by the coordinator."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
@@ -80,8 +80,10 @@ def parse_join_string(text: str) -> JoinString:
     key, _, token = query.partition("=")
     if not question or key != "token" or not token:
         raise _wrong("?token=... is missing at its end")
-    if not _TOKEN.fullmatch(token) or len(token) > TOKEN_CHARACTERS_MAX:
-        raise _wrong("the token has characters that no token has, or is too long")
+    if not _TOKEN.fullmatch(token):
+        raise _wrong("the token has characters that no token has")
+    if len(token) != TOKEN_CHARACTERS:
+        raise _wrong(f"its token has {len(token)} characters, and every token has {TOKEN_CHARACTERS}")
     return JoinString(peer=peer, addresses=addresses, token=token, run=run)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from .dialer import Attempt, DialReport, Endpoint, dial, with_way
-from .errors import Unreachable
+from .errors import AnotherPeer, Unreachable
 from .libp2p_negotiate import reason_of
 from .libp2p_yamux import Traffic, Yamux
 
@@ -82,8 +82,9 @@ class Dialling:
         self._raise_if_refused(peer.peer)
         wait = self._memory.back_off_seconds(peer)
         if wait > 0:
-            tried = self.reports.get(peer.peer) or "failed before the last restart"
-            raise Unreachable(f"cannot reach {peer.peer}: the next try is in {wait:.1f} s; the last: {tried}")
+            last = self.reports.get(peer.peer)
+            tried = last or "failed before the last restart"
+            raise _unreachable(f"cannot reach {peer.peer}: the next try is in {wait:.1f} s; the last: {tried}", last)
         began = trio.current_time()
         if self._pool.best(peer.peer, None) is not None:
             seconds_max = min(seconds_max, SPARE_DIAL_SECONDS)
@@ -106,7 +107,7 @@ class Dialling:
         report = self._report(peer, attempts, trio.current_time() - began, way)
         if connection is None:
             self._memory.failed(peer)
-            raise Unreachable(f"cannot reach {peer.peer}: {report}")
+            raise _unreachable(f"cannot reach {peer.peer}: {report}", report)
         if connection.traffic is None:
             connection.traffic = traffic
         return connection
@@ -118,3 +119,9 @@ class Dialling:
         if len(self.reports) > REPORTS_MAX:
             self.reports.popitem(last=False)
         return report
+
+
+def _unreachable(text: str, report: DialReport | None) -> Unreachable:
+    """With whom was found instead, for callers who can say what that means."""
+    other = None if report is None else report.other
+    return Unreachable(text) if other is None else AnotherPeer(text, other.other, other.endpoint)

@@ -18,6 +18,7 @@ from libp2p.utils.varint import encode_delim
 
 from .errors import ProtocolError, Unreachable
 from .libp2p_upgrade import HANDSHAKE_SECONDS
+from .transport import NOT_SERVED
 
 if TYPE_CHECKING:
     from .libp2p_stream import YamuxStream
@@ -46,7 +47,7 @@ async def ask_for(stream: YamuxStream, wanted: TProtocol) -> None:
     if await lines.read() != MULTISELECT_PROTOCOL_ID:
         raise Unreachable(f"{stream.peer} does not speak multistream-select")
     if await lines.read() != wanted:
-        raise Unreachable(f"{stream.peer} does not serve {wanted}")
+        raise Unreachable(f"{stream.peer} does not serve {wanted}; {NOT_SERVED}")
 
 
 async def answer(stream: YamuxStream, protocols: Multiselect) -> str:

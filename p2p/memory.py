@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from .errors import ConfigurationError, Unreachable
+from .transport import NOT_SERVED
 
 if TYPE_CHECKING:
     import random
@@ -178,7 +179,7 @@ class MemoryTransport:
             if remote is None:
                 raise Unreachable(f"cannot reach {name}: connection refused")
             if end is None:
-                raise Unreachable(f"{name} does not serve {protocol}")
+                raise Unreachable(f"{name} does not serve {protocol}; {NOT_SERVED}")
             opened = True
             return end
         finally:

@@ -56,6 +56,17 @@ def home_path(path: Path) -> Path:
         raise ConfigurationError(f"{str(path)[:64]}: there is no such user on this machine") from error
 
 
+def refuse_used(out: Path, otherwise: str) -> None:
+    """Raises ConfigurationError when `out`, a folder to be made, is in use; `otherwise` says what to do then."""
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigurationError(f"{out} exists and is not an empty folder; {otherwise}")
+    except (OSError, ValueError) as error:
+        name = str(out) if len(str(out)) <= 300 else f"{str(out)[:297]}..."
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigurationError(f"the folder {name} cannot be written: {why}") from error
+
+
 def _from_file(value: object, info: ValidationInfo) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path")

@@ -27,6 +27,8 @@ ProtocolName = Literal[
 ]
 """`/echo2/<name>/1` on the wire."""
 
+NOT_SERVED = "it may still be starting, or be of another release"
+"""What it means, as a rule, that a peer does not speak a protocol of ours."""
 
 Piece = bytes | bytearray | memoryview
 """Received bytes, as they lie; nobody changes them any more."""

@@ -122,7 +122,9 @@ def run_ours(out: Path, steps: int, heldout: int) -> None:
 def _set_aside(checkpoints: Path, out: Path, over: threading.Event) -> None:
     """A second link to each checkpoint's weights, which stays when the learner deletes the checkpoint."""
     while not over.wait(POLL_SECONDS):
-        for path in checkpoints.glob("e*-v*/progress.json"):  # written last
+        for path in checkpoints.glob("e*-v*/progress.json"):
+            if path.parent.suffix:  # still being written
+                continue
             kept = out / f"ours-v{int(path.parent.name.split('-v')[1])}"
             if not kept.exists():
                 os.link(path.parent / WEIGHTS, kept)

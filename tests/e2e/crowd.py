@@ -21,7 +21,7 @@ from echo2.p2p.messages import Ack
 
 WAYS = ("fin", "rst", "hole", "kill")
 
-AT_A_TIME = 20
+AT_A_TIME = 8
 """Peers that connect at once: a crowd, not a flood that the kernel's queue would refuse."""
 
 
@@ -57,7 +57,7 @@ async def main(how, count, round_number, address, peer):
     async with trio.open_nursery() as nursery:
         for number in range(int(count)):
             nursery.start_soon(one, how, number, int(round_number), address, peer, limiter, counted, go)
-        await trio.to_thread.run_sync(sys.stdin.readline)
+        await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # one that fails ends all, in words
         go.set()
     print("gone", flush=True)
 

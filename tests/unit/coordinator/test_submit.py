@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from echo2.coordinator import cli, submit_text
+from echo2.coordinator import cli, research, submit_text
 from echo2.coordinator.config import load_config as load_coordinator
 from echo2.coordinator.preview import Seen, SeenPrompt, look, seen_of
 from echo2.coordinator.run_file import load_run_file, toml_text
@@ -98,13 +98,17 @@ def shown(folder, *flags, pool=None, seen=SEEN):
     ("flag", "words"),
     [
         ("run.kapa=2", "unknown key 'run.kapa'; did you mean 'kappa'?"),
-        ("S=2", "unknown key 'S'; it belongs to [run]"),
+        ("S=2", "--set S=2: write run.S=2"),
         ("objektive.clip_low=0.1", "unknown key 'objektive'; did you mean 'objective'?"),
         ("forecast.node=3", "unknown key 'forecast.node'; did you mean 'nodes'?"),
         ("run.R=257", "run.R = 257 must be a multiple of run.n = 8"),
-        ("run.S=high", 'run.S = "high"'),
-        ("coordinator.listn=[]", "unknown key 'listn'; did you mean 'listen'?"),
-        ("coordinator.state_dir=x", "coordinator.state_dir cannot be set here: submit makes it"),
+        ("run.S=high", '--set run.S=high: run.S = "high"'),
+        ("run.task_options=3", "--set run.task_options=3: run.task_options = 3"),
+        ("coordinator.listn=[]", "--set coordinator.listn=[]: unknown key 'listn'; did you mean 'listen'?"),
+        (
+            "coordinator.state_dir=x",
+            "--set coordinator.state_dir=x: coordinator.state_dir cannot be set here: submit makes it",
+        ),
         ("learner.home=x", "learner.home cannot be set here: submit makes it"),
         ("learner.train={}", "learner.train cannot be set here: it is a table of its own"),
         ("run.name.x=1", "'name' is a value in the file, not a table"),
@@ -120,12 +124,28 @@ def test_what_is_wrong_is_said_in_one_line(folder, flag, words):
     assert "\n" not in str(error.value)
 
 
+def test_a_mistake_is_laid_at_the_door_of_who_made_it(folder):
+    """A flag's at the flag, the file's at the file, and one of the two together at both."""
+    path = folder / "run.toml"
+
+    def said(*flags):
+        with pytest.raises(ConfigurationError) as error:
+            read_submission(path, flags, check=no_check)
+        return str(error.value)
+
+    assert said("run.n=8", "run.S=-1").startswith("--set run.S=-1: run.S = -1: ")
+    assert said("run.kappa=5", "run.S=3").startswith("--set run.kappa=5: run.kappa = 5 ")
+    path.write_text(path.read_text().replace("nodes = 5", "nodes = 0"))
+    assert said().startswith(f"{path}: ")
+    assert said("run.S=3").startswith(f"{path} with --set run.S=3: ")
+
+
 def test_the_learners_tables_are_judged_by_its_own_program(folder):
     """For real: a mistake names the run file, and every setting comes back with its value."""
     with pytest.raises(ConfigurationError) as error:
         read_submission(folder / "run.toml", ["train.learning_rat=1e-5"], check=ask_learner)
     assert str(error.value).startswith(
-        f"{folder / 'run.toml'}: unknown key 'train.learning_rat'; did you mean 'learning_rate'?"
+        "--set train.learning_rat=1e-5: unknown key 'train.learning_rat'; did you mean 'learning_rate'?"
     )
     _, learner = read_submission(folder / "run.toml", [], check=ask_learner)
     assert learner["objective"]["clip_high"] == 0.28
@@ -260,6 +280,8 @@ def test_the_folder_has_what_both_daemons_start_with(folder):
     assert written.commands[-1] == "echo2 watch sums --coordinator http://127.0.0.1:8099"
     assert json.loads((out / "report.json").read_text())["resolved"]["run.S"] == {"value": 4, "from": "file"}
     assert written.token not in "".join(path.read_text(errors="replace") for path in out.rglob("*") if path.is_file())
+    assert written.notes[-1].startswith(f"learner.toml names the model {folder / 'model'}; ")
+    assert "'model_dir'" in written.notes[-1]
     with pytest.raises(ConfigurationError, match="not an empty folder; nothing was changed"):
         write_folder(out, folder / "run.toml", flags, shown(folder))
 
@@ -322,3 +344,30 @@ def test_a_dry_run_writes_nothing(folder):
     assert found["resolved"]["objective.clip_high"] == {"value": 0.28, "from": "file"}
     assert len(found["nodes_see"]["prompts"]) == 3
     assert "answer" not in json.dumps(found["nodes_see"])
+
+
+def test_a_folder_in_use_is_refused_before_anything_is_judged(folder):
+    """No report is printed for a folder that will not be made."""
+    result = command("submit", folder / "run.toml", "--out", folder, "--set", "nonsense")
+    assert "is not an empty folder; name another; nothing was changed" in str(result.exception)
+    assert result.stdout == ""
+
+
+def test_the_long_wait_is_told_to_a_terminal_alone(folder, monkeypatch, capsys):
+    """In a pipe stderr stays for what is wrong."""
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        with pytest.raises(ConfigurationError, match="not KEY=VALUE"):
+            research.submit(folder / "run.toml", dry_run=True, setting=["nonsense"])
+        assert ("loading" in capsys.readouterr().err) == terminal
+
+
+def test_an_export_wants_settings_and_an_empty_folder(folder, monkeypatch):
+    """Without `--config` it says what is missing; a folder in use is left as it is unless that is asked for."""
+    monkeypatch.chdir(folder)
+    result = command("export", "sums", "--out", folder / "results")
+    assert "there is no settings file coordinator.toml here; name it with --config" in str(result.exception)
+    result = command("export", "sums", "--config", "none.toml", "--out", folder)
+    assert "is not an empty folder; name another, or take --overwrite" in str(result.exception)
+    result = command("export", "sums", "--config", "none.toml", "--out", folder, "--overwrite")
+    assert "there is no settings file none.toml" in str(result.exception)

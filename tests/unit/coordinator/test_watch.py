@@ -2,6 +2,9 @@
 
 import io
 import json
+import socket
+import threading
+from contextlib import closing
 
 import httpx
 import pytest
@@ -272,3 +275,26 @@ def test_another_release_is_said():
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"colour": "blue"}))
     with pytest.raises(ConfigurationError, match="another release"):
         RestClient("http://127.0.0.1:1", transport=transport).look("sums")
+
+
+def test_https_against_plain_http_is_said():
+    """As it is: a server that answers a TLS greeting with an error page."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def answer():
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with (
+            closing(RestClient(f"https://127.0.0.1:{port}")) as client,
+            pytest.raises(
+                ConfigurationError, match=rf"it speaks http://, try --coordinator http://127\.0\.0\.1:{port}$"
+            ),
+        ):
+            client.pool()
+        server.join()

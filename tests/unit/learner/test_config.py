@@ -13,7 +13,7 @@ from echo2.p2p.join import JoinString
 
 PEER = Identity(b"c" * 32).peer_id
 ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"
-JOIN = str(JoinString(peer=PEER, addresses=("/ip4/127.0.0.1/tcp/4001",), token="abcd", run="demo"))
+JOIN = str(JoinString(peer=PEER, addresses=("/ip4/127.0.0.1/tcp/4001",), token="abcd" * 9, run="demo"))
 
 
 def write(tmp_path, **changes):

@@ -8,7 +8,7 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from echo2.node.commands import FileCommands
+from echo2.node.commands import HOME_DEFAULT, FileCommands, command_line
 from echo2.node.main import app
 from echo2.p2p.daemon import lock_state_dir
 from echo2.p2p.errors import ConfigurationError
@@ -40,6 +40,18 @@ def test_pause_resume_finish_from_the_command_line(tmp_path):
         done = CliRunner().invoke(app, [command, "--home", str(tmp_path)])
         assert done.exit_code == 0, done.output
         assert FileCommands(tmp_path).read() == word
+
+
+def test_what_to_type_next_names_the_home_unless_it_is_the_default_one(tmp_path, monkeypatch):
+    """As it is right in any folder of the shell."""
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "n 1"
+    home.mkdir()
+    done = CliRunner().invoke(app, ["pause", "--home", "n 1"])
+    assert done.stdout == f"paused; go on with `echo2-node resume --home '{home}'`\n"
+    assert f"`echo2-node run --home '{home}'`" in str(CliRunner().invoke(app, ["status", "--home", "n 1"]).exception)
+    assert FileCommands(HOME_DEFAULT).line("finish") == "echo2-node finish"
+    assert command_line("resume", HOME_DEFAULT.expanduser()) == "echo2-node resume"
 
 
 def test_status_prints_a_table_and_says_when_the_node_is_gone(tmp_path):

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from echo2.node.home import JOIN_FILE, remember_join, remembered_join
+from echo2.node.home import JOIN_FILE, NAME_FILE, remember_join, remember_name, remembered_join, remembered_name
 from echo2.node.main import _Show, app
 from echo2.node.receipts import checked, kept_receipts
 from echo2.node.spool import Spool
@@ -18,7 +18,7 @@ from echo2.p2p.join import JoinString, parse_join_string
 from echo2.p2p.messages import Receipt, ReceiptBatch, Signed
 
 COORDINATOR = Identity(b"\x05" * 32)
-JOIN = JoinString(COORDINATOR.peer_id, ("/ip4/10.0.0.1/tcp/4001",), "secret", "r1")
+JOIN = JoinString(COORDINATOR.peer_id, ("/ip4/10.0.0.1/tcp/4001",), "secret" * 6, "r1")
 
 
 def batch(peer, *numbers, run="r1", signer=COORDINATOR):
@@ -60,11 +60,37 @@ def test_it_is_remembered_once_the_coordinator_has_spoken(tmp_path):
         name: "" for name, field in NodeStatus.model_fields.items() if field.annotation is str
     }
     status = NodeStatus.model_validate(empty | {"receipts": {}, "addresses": (), "network": None, "nat": None})
-    show = _Show(tmp_path, JOIN)
+    show = _Show(tmp_path, JOIN, "anna")
     show(status)
     assert not (tmp_path / JOIN_FILE).exists()
+    assert remembered_name(tmp_path) is None
     show(status.model_copy(update={"node_state": "active"}))
     assert parse_join_string(remembered_join(tmp_path)) == JOIN
+    assert remembered_name(tmp_path) == "anna"
+
+
+def test_a_damaged_name_is_said_again(tmp_path):
+    """Which file, and with which option; a new one replaces it."""
+    for damaged in (b"", b"\xff", b"x" * 2000, b"a\x00b"):
+        (tmp_path / NAME_FILE).write_bytes(damaged)
+        with pytest.raises(ConfigurationError, match=str(tmp_path / NAME_FILE)):
+            remembered_name(tmp_path)
+    remember_name(tmp_path, "n-1")
+    assert remembered_name(tmp_path) == "n-1"
+
+
+def test_the_next_start_has_the_name_that_was_said(tmp_path, monkeypatch):
+    """Unless another one is said then."""
+    names = []
+
+    async def serve(settings, join, home):
+        names.append(settings.name)
+
+    monkeypatch.setattr("echo2.node.main._serve", serve)
+    for arguments in ((), ("--name", "anna"), ()):
+        assert run("run", "--home", tmp_path, "--join", str(JOIN), *arguments).exit_code == 0
+        remember_name(tmp_path, names[-1])
+    assert names == ["node", "anna", "anna"]
 
 
 def test_a_home_that_never_joined_needs_a_join_string(tmp_path):

@@ -7,7 +7,8 @@ import logging
 import pytest
 import trio
 
-from echo2.p2p.errors import ConfigurationError, Refused
+from echo2.node import membership
+from echo2.p2p.errors import AnotherPeer, ConfigurationError, Refused
 
 REASON = "16384 live nodes are in this pool, which is as many as it takes"
 
@@ -45,6 +46,39 @@ async def test_a_log_has_one_line_for_a_reason_however_long_it_lasts(autojump_cl
         assert service.status.last_error
         said = [record.getMessage() for record in caplog.records if record.name == "echo2.node.membership"]
         assert len(said) <= 3
+
+
+async def test_another_coordinator_at_the_address_is_what_the_node_waits_for(autojump_clock, pool, caplog, monkeypatch):
+    """In status and log, once and with what to do; also after it was in; when the right one is back, it is in again."""
+    caplog.set_level(logging.WARNING)
+    ask = membership.request
+    answers = True
+    tries = 0
+
+    async def another(transport, peer, protocol, *rest, **options):
+        nonlocal tries
+        if answers:
+            return await ask(transport, peer, protocol, *rest, **options)
+        tries += 1
+        raise AnotherPeer(
+            f"cannot reach {peer.peer}: the next try is in {tries}.1 s", "12D3KooWother", "127.0.0.1:4011"
+        )
+
+    monkeypatch.setattr(membership, "request", another)
+    async with pool.node() as service:
+        await trio.sleep(10)
+        answers = False
+        await trio.sleep(300)
+        words = "another coordinator (12D3KooWother) answers at 127.0.0.1:4011; ask the operator for a new join string"
+        assert service.status.waiting_for == f"{words} and start with --join"
+        assert words in service.status.last_error
+        said = [record.getMessage() for record in caplog.records if "not in the pool" in record.getMessage()]
+        assert said == [f"not in the pool: {words} and start with --join"]
+        assert tries > 5
+        answers = True
+        await trio.sleep(120)
+        assert service.situation.facts.joined
+        assert "another" not in service.status.waiting_for + service.status.last_error
 
 
 @pytest.mark.parametrize("code", ["wire_version", "token_unknown", "session_ended"])

@@ -12,7 +12,7 @@ from echo2.p2p.join import JoinString, parse_join_string
 
 PEER = Identity(b"\x01" * 32).peer_id
 OTHER = PEER[:-1] + "3"  # one wrong character: no key has this name
-GOOD = f"echo2://{PEER}@203.0.113.7:4001,[2001:db8::1]:4002,pool.example.org:4003/sums-1?token=aB3_-9"
+GOOD = f"echo2://{PEER}@203.0.113.7:4001,[2001:db8::1]:4002,pool.example.org:4003/sums-1?token=aB3_-9{'0' * 30}"
 
 
 def test_reads_every_kind_of_address():
@@ -21,7 +21,7 @@ def test_reads_every_kind_of_address():
     assert join == JoinString(
         peer=PEER,
         addresses=("/ip4/203.0.113.7/tcp/4001", "/ip6/2001:db8::1/tcp/4002", "/dns/pool.example.org/tcp/4003"),
-        token="aB3_-9",
+        token="aB3_-9" + "0" * 30,
         run="sums-1",
     )
     assert join.coordinator.peer == PEER
@@ -61,6 +61,12 @@ def test_survives_a_line_break_inside():
         (f"echo2://{PEER}@1.2.3.4:1/r", "?token=... is missing"),
         (f"echo2://{PEER}@1.2.3.4:1/r?token=", "?token=... is missing"),
         (f"echo2://{PEER}@1.2.3.4:1/r?token=a&b", "characters that no token has"),
+        (
+            f"echo2://{PEER}@1.2.3.4:1/r?token=29",
+            "changed: its token has 2 characters, and every token has 36; copy it",
+        ),
+        (f"{GOOD[:-1]}", "its token has 35 characters"),
+        (f"{GOOD}0", "its token has 37 characters"),
         (f"echo2://{PEER}@{','.join(['1.2.3.4:1'] * 17)}/r?token=t", "more than 16 addresses"),
     ],
 )
@@ -95,7 +101,7 @@ def test_any_text_is_an_answer_or_a_configuration_error(text):
     seed=st.binary(min_size=32, max_size=32),
     ports=st.lists(st.integers(1, 65535), min_size=1, max_size=16),
     run=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True),
-    token=st.from_regex(r"[A-Za-z0-9._~-]{1,128}", fullmatch=True),
+    token=st.from_regex(r"[A-Za-z0-9._~-]{36}", fullmatch=True),
 )
 def test_round_trip(seed, ports, run, token):
     """Writing and reading give back the same join string."""

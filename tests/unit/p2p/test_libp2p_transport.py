@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from echo2.p2p.errors import Unreachable
+from echo2.p2p.errors import AnotherPeer, Unreachable
 from echo2.p2p.guards import FREE_FAILURES, TransportLimits
 from echo2.p2p.identity import Identity
 from echo2.p2p.libp2p_stream import DATA, HEADER, WINDOW_BYTES_MAX
@@ -263,8 +263,24 @@ async def test_wrong_peer_inside_a_stream_is_unreachable():
     async with pair() as (alice, bob):
         bob.set_handler("report", Carry(bob))
         outer = await alice.open(address_of(bob), "report")
-        with pytest.raises(Unreachable, match="handshake failed"):
+        with pytest.raises(AnotherPeer, match=rf"another peer \({bob.peer_id}\) answers here"):
             await alice.upgrade_outbound(outer, CAROL.peer_id, via="relay")
+
+
+async def test_another_peer_at_an_address_is_named():
+    """Who answers there and where, at the first try and while the next one is waited for; other addresses count."""
+    async with pair() as (alice, bob):
+        port = bob.addresses[0].rpartition("/")[2]
+        wanted = PeerAddress(peer=CAROL.peer_id, addresses=bob.addresses[:1])
+        said = ""
+        while "the next try is in" not in said:
+            with pytest.raises(AnotherPeer, match=f"another peer .{bob.peer_id}. answers here") as caught:
+                await alice.open(wanted, "hello")
+            assert (caught.value.found, caught.value.where) == (bob.peer_id, f"127.0.0.1:{port}")
+            said = str(caught.value)
+        async with open_libp2p_transport(CAROL, ANY_PORT) as carol:
+            carol.set_handler("hello", echo)
+            await ask(alice, PeerAddress(peer=CAROL.peer_id, addresses=(*bob.addresses, *carol.addresses)))
 
 
 async def test_silent_strangers_do_not_hold_places():

@@ -57,7 +57,12 @@ def command_lines() -> list[str]:
 
 
 def options(command) -> dict[str, object]:
-    return {name: parameter.default for parameter in command.params for name in parameter.opts}
+    """Names and defaults; of one that is worked out later, what `--help` says of it."""
+    found = {}
+    for parameter in command.params:
+        shown = getattr(parameter, "show_default", None)
+        found |= dict.fromkeys(parameter.opts, shown if isinstance(shown, str) else parameter.default)
+    return found
 
 
 @pytest.mark.parametrize("line", sorted(set(command_lines())))
