@@ -31,12 +31,14 @@ from echo2.p2p.messages import (
 )
 
 from . import schema
+from .history import insert, update
 from .pool import NodeEntry
-from .records import add_event
+from .records import record, storable
 
 if TYPE_CHECKING:
     from echo2.p2p.messages import Hello, Signed
 
+    from .history import Change
     from .office import Office
 
 
@@ -177,7 +179,7 @@ class AdmissionDesk:
         said = {
             "role": hello.role,
             "name": hello.name,
-            "software": hello.software,
+            "software": storable(hello.software),
             "addresses": json.dumps(hello.addresses),
         }
         if known and self._recorded.get(peer) == said:
@@ -185,14 +187,19 @@ class AdmissionDesk:
             return
         values = {**said, "last_hello": wall}
         with self._office.ledger.transaction() as connection:
-            if not known:
-                _spend(connection, hello.token, wall)
-                add_event(connection, wall=wall, actor=peer, action="node admitted", subject=peer, reason=hello.name)
-            updated = connection.execute(sa.update(table).where(table.c.peer == peer).values(values))
-            if not updated.rowcount:
-                connection.execute(
-                    sa.insert(table).values(peer=peer, state="active", reason="", first_hello=wall, **values)
-                )
+            found = connection.scalar(sa.select(table.c.peer).where(table.c.peer == peer))
+            first = {"peer": peer, "state": "active", "reason": "", "first_hello": wall}
+            change: Change = update("nodes", [peer], values) if found else insert("nodes", first | values)
+            record(
+                connection,
+                [change] if known else [_spend(connection, hello.token, wall), change],
+                wall=wall,
+                actor=peer,
+                action="hello" if known else "node admitted",
+                subject=peer,
+                reason=hello.name,
+                kind="flow" if known else "audit",
+            )
         self._recorded[peer] = said
         log.info("%s %s %s", hello.role, "is back:" if known else "admitted:", hello.name, extra={"peer": peer})
 
@@ -210,8 +217,8 @@ def train_sampling(office: Office) -> Sampling:
     )
 
 
-def _spend(connection: sa.Connection, token: str, wall: float) -> None:
-    """Use the token once, by the coordinator's time. Raises Refused."""
+def _spend(connection: sa.Connection, token: str, wall: float) -> Change:
+    """The token used once, by the coordinator's time. Raises Refused."""
     if not token:
         raise Refused("token_missing", "a new node joins with a token; ask the operator for a join string")
     table = schema.tokens
@@ -223,11 +230,9 @@ def _spend(connection: sa.Connection, token: str, wall: float) -> None:
         )
     if row.expires is not None and wall >= row.expires:
         raise Refused("token_expired", "the join token has expired; ask the operator for a new join string")
-    spent = connection.execute(
-        sa.update(table).where(table.c.hash == row.hash, table.c.used < table.c.quota).values(used=table.c.used + 1)
-    )
-    if not spent.rowcount:
+    if row.used >= row.quota:
         raise Refused("token_spent", "the join token is used up; ask the operator for a new join string")
+    return update("tokens", [row.hash], {"used": row.used + 1})  # nobody else spends: one coordinator has the ledger
 
 
 def _hash(token: str) -> bytes:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import sqlalchemy as sa
 
+from echo2.p2p import postings
+
 from . import schema
 from .leases import Kind, Purpose
-from .records import RolloutState
+from .records import EventKind, RolloutState
 from .run_book import RunLifeState
 
 if TYPE_CHECKING:
@@ -28,8 +30,13 @@ _WORDS: dict[sa.Column[Any], tuple[str, ...]] = {
     schema.rollouts.c.state: get_args(RolloutState),
     schema.rollouts.c.finish: ("stop", "length"),
     schema.evaluations.c.purpose: get_args(Purpose),
+    schema.events.c.kind: get_args(EventKind),
+    schema.postings.c.kind: get_args(postings.Kind),
+    schema.postings.c.unit: get_args(postings.Unit),
 }
 """Columns that hold one of a few words."""
+
+_MAY_BE_NEGATIVE = frozenset({schema.postings.c.amount_micros})
 
 
 def sound(rows: Iterable[sa.Row[Any]], table: sa.Table) -> Iterator[sa.Row[Any]]:
@@ -47,13 +54,13 @@ def check(record: object, columns: Iterable[sa.Column[Any]]) -> None:
 
 
 def check_cell(column: sa.Column[Any], value: object) -> None:
-    """By its column's type, length and words; whole numbers are never negative here. Raises ValueError."""
+    """By its column's type, length and words; whole numbers but amounts are never negative here. Raises ValueError."""
     if value is None and column.nullable:
         return
     kind = column.type.python_type
     good = isinstance(value, int | float if kind is float else kind)
     if good and kind is int and isinstance(value, int):
-        good = value >= 0
+        good = value >= 0 or column in _MAY_BE_NEGATIVE
     if good and isinstance(value, bytes) and isinstance(column.type, sa.LargeBinary):
         good = column.type.length in {None, len(value)}
     if not good or (column in _WORDS and value not in _WORDS[column]):

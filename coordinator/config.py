@@ -176,6 +176,14 @@ class RunConfig(Settings):
         return min(self.slice_samples_max, self.n)
 
 
+class CreditConfig(Settings):
+    """What a node is credited for, in millionths of a credit."""
+
+    consumed_micros: Annotated[int, Field(ge=0, le=10**12, description="for each rollout that is trained on")] = (
+        1_000_000
+    )
+
+
 class StatePlace(Settings):
     """Where the coordinator keeps what it knows. Commands that need only this read only this: the rest may be unset."""
 
@@ -199,6 +207,12 @@ class CoordinatorConfig(StatePlace):
 
     model_config = ConfigDict(extra="forbid")
 
+    database: Annotated[
+        str, Field(description="postgresql+psycopg://USER@HOST/NAME; left out: SQLite in the state folder")
+    ] = ""
+    database_password_file: Annotated[
+        SettingsPath | None, Field(description="its first line is the database's password; else libpq's own passfile")
+    ] = None
     listen: Annotated[tuple[Multiaddr, ...], Field(min_length=1, max_length=16)] = ("/ip4/0.0.0.0/tcp/4001",)
     announce: Annotated[tuple[Multiaddr, ...], Field(max_length=16)] = ()
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600, description="a node is dead after three missed ones")] = (
@@ -207,12 +221,32 @@ class CoordinatorConfig(StatePlace):
     score_seconds_max: Annotated[float, Field(gt=0, le=60, description="one reward's time; then it is 0")] = 2.0
     rest: RestConfig = RestConfig()
     activation: ActivationConfig = ActivationConfig()
+    credit: CreditConfig = CreditConfig()
     run: RunConfig
+
+    @field_validator("database_password_file", mode="before")
+    @classmethod
+    def _no_file(cls, path: object) -> object:
+        return None if path == "" else path
+
+    @model_validator(mode="after")
+    def _database_is_ours(self) -> Self:
+        """Of the whole, not of the key: an error about a key repeats what was written, and that may hold a password."""
+        if self.database:
+            from .database import check_database_url  # a quarter of a second, which most commands need not spend
+
+            check_database_url(self.database)
+        return self
 
     @property
     def ledger_path(self) -> Path:
-        """The SQLite file that records every rollout, node, token and decision."""
+        """The SQLite file that records every rollout, node, token and decision, unless `database` says otherwise."""
         return self.state_dir / LEDGER_FILE
+
+    @property
+    def ledger_url(self) -> str:
+        """Where all of that is recorded."""
+        return self.database or f"sqlite:///{self.ledger_path}"
 
 
 def load_config(path: Path, *, overrides: Mapping[str, object] | None = None) -> CoordinatorConfig:

@@ -19,10 +19,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
-
-from . import schema
-from .records import add_event
+from .history import Delete, insert, update
+from .records import record
 from .run_book import EvaluationProgress
 
 if TYPE_CHECKING:
@@ -44,12 +42,17 @@ class Evaluations:
         prompts, samples = office.prompts.task.heldout_size, office.config.run.eval_samples
         progress = EvaluationProgress(version, purpose, prompts * samples, samples=samples)
         with office.ledger.transaction() as connection:
-            connection.execute(
-                sa.insert(schema.evaluations).values(
-                    run=run.name, version=version, purpose=purpose, size=progress.size, samples=samples, count=0,
-                    reason="",
-                )
-            )  # fmt: skip
+            facts = {"purpose": purpose, "size": progress.size, "samples": samples}
+            empty = {"count": 0, "mean": None, "finished": None, "reason": ""}
+            record(
+                connection,
+                [insert("evaluations", {"run": run.name, "version": version} | facts | empty)],
+                wall=office.wall(),
+                actor="coordinator",
+                action=f"{purpose} evaluation begun",
+                subject=f"version {version}",
+                kind="flow",
+            )
         run.evaluations[version] = progress
         run.leases.open_evaluation(version, purpose, prompts, samples, office.config.run.eval_share)
         log.info("%s evaluation of version %d: %d prompts, %d answers each", purpose, version, prompts, samples)
@@ -111,11 +114,10 @@ class Evaluations:
             gate = progress.purpose != "interim"
             if not lost and not (gate and not progress.ended and progress.version != run.version):
                 continue
-            table = schema.evaluations
             with office.ledger.transaction() as connection:
-                connection.execute(sa.delete(table).where(table.c.run == run.name, table.c.version == progress.version))
-                add_event(
+                record(
                     connection,
+                    [Delete("evaluations", [(run.name, progress.version)])],
                     wall=office.wall(),
                     actor="coordinator",
                     action=f"{progress.purpose} evaluation left",
@@ -129,16 +131,13 @@ class Evaluations:
 
     def _end(self, progress: EvaluationProgress, reason: str = "") -> None:
         office, run = self._office, self._office.run
-        table = schema.evaluations
         told = f"{progress.count} of {progress.size} answers, mean reward {progress.mean}"
         with office.ledger.transaction() as connection:
-            connection.execute(
-                sa.update(table)
-                .where(table.c.run == run.name, table.c.version == progress.version)
-                .values(count=progress.count, mean=progress.mean, finished=office.wall(), reason=reason[:512])
-            )
-            add_event(
+            values: dict[str, object] = {"count": progress.count, "mean": progress.mean}
+            values |= {"finished": office.wall(), "reason": reason[:512]}
+            record(
                 connection,
+                [update("evaluations", [run.name, progress.version], values)],
                 wall=office.wall(),
                 actor="coordinator",
                 action=f"{progress.purpose} evaluation",

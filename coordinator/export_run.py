@@ -66,7 +66,13 @@ class Exported:
 
 
 async def export_run(
-    run: RunConfig, ledger_path: Path, out: Path, *, arrays: bool, tell: Callable[[int], None] = lambda _count: None
+    run: RunConfig,
+    ledger_url: str,
+    out: Path,
+    *,
+    arrays: bool,
+    password: str | None = None,
+    tell: Callable[[int], None] = lambda _count: None,
 ) -> Exported:
     """Write the tables. `arrays`: token ids and log-probabilities too. `tell` hears how many rollouts are written.
 
@@ -77,7 +83,7 @@ async def export_run(
     try:
         async with open_scorer(run.spec) as scorer:
             task = await load_task(run, scorer, text)
-            with closing(open_ledger_to_read(ledger_path)) as ledger, ledger.reading() as connection:
+            with closing(open_ledger_to_read(ledger_url, password=password)) as ledger, ledger.reading() as connection:
                 secret = _check(connection, run)
                 book = PromptBook(run=run.name, task=task, spec=run.spec, text=text, seed=run.seed, secret=secret)
                 exported = Exported(staleness_max=run.S)
@@ -138,7 +144,13 @@ class _Rollouts:
 
     async def write(self, file: TextIO, exported: Exported, tell: Callable[[int], None]) -> None:
         table = schema.rollouts
-        query = sa.select(table).where(table.c.run == self._run.name).order_by(table.c.id)
+        content = schema.contents
+        columns = [
+            sa.func.coalesce(column, sa.literal(b"")).label(column.name)  # empty for what never passed intake
+            for column in (content.c.tokens, content.c.logprobs, content.c.spans)
+        ]
+        joined = sa.select(table, *columns).outerjoin(content, content.c.id == table.c.id)
+        query = joined.where(table.c.run == self._run.name).order_by(table.c.id)
         rows = iter(self._connection.execute(query.execution_options(yield_per=BATCH_ROLLOUTS)))
         while batch := list(islice(rows, BATCH_ROLLOUTS)):
             prompts = await self._prompts(batch)

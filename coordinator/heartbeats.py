@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
-
 from echo2.p2p.errors import Refused
 from echo2.p2p.identity import open_signed
 from echo2.p2p.messages import HeartbeatBody, HeartbeatReply, PoolNotice
 
-from . import schema
 from .capacity import installed_quorum
+from .history import update
 from .ledger import LedgerUnavailable
 from .office import WAIT_SECONDS_MAX
+from .records import record
 
 if TYPE_CHECKING:
     from echo2.p2p.messages import Heartbeat
@@ -76,17 +75,17 @@ class HeartbeatDesk:
         if not live or have < installed_quorum(len(live)):
             return
         seconds = now - current.published_at
-        table = schema.manifests
+        key = office.run.name, current.manifest.epoch, current.manifest.version
         try:
             with office.ledger.transaction() as connection:
-                connection.execute(
-                    sa.update(table)
-                    .where(
-                        table.c.run == office.run.name,
-                        table.c.epoch == current.manifest.epoch,
-                        table.c.version == current.manifest.version,
-                    )
-                    .values(broadcast_seconds=seconds)
+                record(
+                    connection,
+                    [update("manifests", key, {"broadcast_seconds": seconds})],
+                    wall=office.wall(),
+                    actor="coordinator",
+                    action="broadcast done",
+                    subject=f"version {current.manifest.version}",
+                    kind="flow",
                 )
         except LedgerUnavailable:
             return  # nobody waits for it; the next heartbeat tries again
@@ -131,6 +130,7 @@ class HeartbeatDesk:
     def _release(self, node: NodeEntry, why: str, granted_before: float = float("inf")) -> None:
         office = self._office
         released = office.run.leases.release_peer(node.peer, granted_before)
+        office.note_ended(released, f"released: {why}")
         if released:
             log.info("%d leases of %s are anyone's again: %s", len(released), node.name, why)
             office.note_holding(node.peer)

@@ -68,7 +68,7 @@ class IntakeDesk:
                     acks[number] = ack
         if changes:
             with office.ledger.transaction() as connection:
-                changes.write(connection, wall=office.wall())
+                changes.write(connection, wall=office.wall(), actor=peer, action="rollouts arrived")
             changes.apply()
             self._apply(node, deliveries)
         summary = _summaries(changes)

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-
-import sqlalchemy as sa
 
 from echo2.p2p.errors import ProtocolError, Refused
 from echo2.p2p.identity import open_signed, payload_hash
 from echo2.p2p.manifest import check_manifest, is_below
 from echo2.p2p.messages import Ack, AdmittedReply, AdmittedRollout, Detail, Manifest, PublishReply, RolloutKey
 
-from . import schema
+from .accounts import Entry, append
 from .admission import train_sampling
+from .history import insert, update
 from .office import WAIT_SECONDS_MAX
 from .prompts import Unopened
-from .records import add_event, put_steps
+from .records import add_event, record, reported_steps, storable
 from .run_book import ENDED, Published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from echo2.p2p.messages import AdmittedRequest, LearnerReport, PublishRequest, Signed
+    import sqlalchemy as sa
+
+    from echo2.p2p.messages import AdmittedRequest, LearnerReport, PublishRequest, Signed, StepMetrics
 
     from .broadcasts import BroadcastDesk
+    from .history import Change
     from .leases import Kind
     from .office import Office
     from .records import RolloutEntry
@@ -130,8 +133,8 @@ class LearnerDesk:
             changes.close(ordinal, "consumed before this ledger knew of it")
         steps = [metrics for metrics in report.steps if current or metrics.step < run.leases.learner_version]
         with office.ledger.transaction() as connection:
-            changes.write(connection, wall=office.wall())
-            put_steps(connection, run.name, report.epoch, steps, wall=office.wall())
+            self._record_report(connection, report, changes, steps, current=current)
+            append(connection, self._credits(changes), wall=office.wall())
             if back:
                 add_event(
                     connection,
@@ -140,12 +143,6 @@ class LearnerDesk:
                     action="learner put back",
                     subject=f"epoch {report.epoch} version {report.version}",
                     reason=f"version {run.version} was published; steps {report.version} and above are undone",
-                )
-            if current:
-                connection.execute(
-                    sa.update(schema.runs)
-                    .where(schema.runs.c.run == run.name)
-                    .values(learner_epoch=report.epoch, learner_version=report.version, learner_status=report.status)
                 )
         changes.apply()
         for metrics in steps:
@@ -165,6 +162,35 @@ class LearnerDesk:
         if not current:
             raise self._superseded(run.learner_epoch)
         return Ack(count=len(report.finished))
+
+    def _record_report(
+        self,
+        connection: sa.Connection,
+        report: LearnerReport,
+        changes: Changes,
+        steps: list[StepMetrics],
+        *,
+        current: bool,
+    ) -> None:
+        name, wall = self._office.run.name, self._office.wall()
+        found = changes.listed(wall) + reported_steps(connection, name, report.epoch, steps, wall=wall)
+        if current:
+            said = {"learner_epoch": report.epoch, "learner_version": report.version}
+            found.append(update("runs", [name], said | {"learner_status": storable(report.status)}))
+        if found:
+            learner = self._office.config.run.learner
+            record(connection, found, wall=wall, actor=learner, action="report", subject=name, kind="flow")
+
+    def _credits(self, changes: Changes) -> list[Entry]:
+        """One posting a node for what of it was trained on."""
+        office = self._office
+        rate = office.config.credit.consumed_micros
+        consumed = Counter(verdict.entry.peer for verdict in changes.changed if verdict.state == "consumed")
+        return [
+            Entry(office.run.name, peer, "credit", "credit", rate * count, count, "coordinator", "rollouts trained on")
+            for peer, count in consumed.items()
+            if rate
+        ]
 
     async def publish(self, peer: str, request: PublishRequest) -> PublishReply:
         """Record a new snapshot and plan its broadcast. Safe to repeat. Raises Refused or ProtocolError."""
@@ -283,24 +309,26 @@ class LearnerDesk:
         run = office.run
         begins = run.state == "ready"
         with office.ledger.transaction() as connection:
-            for entry in filter(None, (base, published)):
-                connection.execute(
-                    sa.insert(schema.manifests).values(
-                        run=run.name,
-                        epoch=entry.manifest.epoch,
-                        version=entry.manifest.version,
-                        hash=entry.manifest_hash,
-                        payload=entry.signed.payload,
-                        signature=entry.signed.signature,
-                        published=office.wall(),
-                    )
+            changes: list[Change] = [
+                insert(
+                    "manifests",
+                    {
+                        "run": run.name,
+                        "epoch": entry.manifest.epoch,
+                        "version": entry.manifest.version,
+                        "hash": entry.manifest_hash,
+                        "published": office.wall(),
+                        "broadcast_seconds": None,
+                    },
+                    {"payload": entry.signed.payload, "signature": entry.signed.signature},
                 )
+                for entry in filter(None, (base, published))
+            ]
             if begins:
-                connection.execute(
-                    sa.update(schema.runs).where(schema.runs.c.run == run.name).values(state="running", reason="")
-                )
-            add_event(
+                changes.append(update("runs", [run.name], {"state": "running", "reason": ""}))
+            record(
                 connection,
+                changes,
                 wall=office.wall(),
                 actor=manifest.publisher,
                 action="published",

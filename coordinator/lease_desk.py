@@ -14,7 +14,7 @@ from .admission import train_sampling
 from .leases import LeaseEntry, Proposal
 from .office import WAIT_SECONDS_MAX
 from .prompts import Unopened
-from .records import add_event, add_leases, close_groups
+from .records import closed_groups, new_leases, record
 from .run_book import ENDED
 
 if TYPE_CHECKING:
@@ -72,9 +72,12 @@ class LeaseDesk:
         """Give back what is overdue, and what dead nodes hold."""
         office, now = self._office, self._office.clock()
         gone = office.run.leases.expire(now)
+        office.note_ended(gone, "expired")
         for node in office.pool.nodes.values():
             if node.seen_at is not None and node.health(now, office.config.heartbeat_seconds) == "dead":
-                gone += office.run.leases.release_peer(node.peer)
+                released = office.run.leases.release_peer(node.peer)
+                office.note_ended(released, "released: its node is dead")
+                gone += released
         for lease in gone:
             office.note_holding(lease.peer)
             node = office.pool.nodes[lease.peer]
@@ -82,6 +85,7 @@ class LeaseDesk:
         if gone:
             log.info("%d leases expired", len(gone))
             office.work.ring()
+        office.record_ended()
 
     def _next_expiry(self, now: float) -> float:
         """When leases next expire; never so soon that the loop would spin."""
@@ -162,16 +166,15 @@ class LeaseDesk:
         office, book = self._office, self._office.run.leases
         reason = "the prompt fills the model's context"
         with office.ledger.transaction() as connection:
-            add_event(
+            record(
                 connection,
+                [closed_groups(office.run.name, {ordinal: reason})] if kind == "train" else (),
                 wall=office.wall(),
                 actor="coordinator",
                 action="prompt left out",
                 subject=f"{kind} {ordinal}",
                 reason=reason,
             )
-            if kind == "train":
-                close_groups(connection, office.run.name, {ordinal: reason})
         if kind == "train":
             book.close_group(ordinal)
         else:
@@ -204,7 +207,15 @@ class LeaseDesk:
                 )
             )
         with office.ledger.transaction() as connection:
-            add_leases(connection, run.name, entries, duration_seconds=duration, wall=office.wall())
+            record(
+                connection,
+                [new_leases(run.name, entries, duration_seconds=duration, wall=office.wall())],
+                wall=office.wall(),
+                actor=node.peer,
+                action="leases granted",
+                subject=run.name,
+                kind="flow",
+            )
         run.leases.grant(entries)
         office.note_holding(node.peer)
         return tuple(self._order(entry, duration) for entry in entries)

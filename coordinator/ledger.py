@@ -1,40 +1,65 @@
-"""The coordinator's memory: one SQL database, SQLite in WAL mode with synchronous=FULL unless the URL says otherwise.
+"""The coordinator's memory: one SQL database (`database`), and what happens when it cannot be used.
 
 What a peer was told is durable had its transaction committed first. A database that cannot be written just now (disk
 full, locked, gone) refuses the request that needed it, with a time to come again; nothing in memory has changed then,
 because services change memory only after the commit.
+
+| a database that           | means                                                                                    |
+|---------------------------|------------------------------------------------------------------------------------------|
+| refuses a statement       | the transaction is undone; the next one is tried                                         |
+| cannot be reached         | the same; it is asked again after 0.5 s, then after twice as long, up to 15 s            |
+| goes away while a commit  | nobody knows whether it holds: `in_doubt`. Nothing is recorded until whoever keeps the   |
+| is on its way             | ledger's contents in memory has read them again (`CoordinatorService`)                   |
 """
 
 from __future__ import annotations
 
 import logging
-import sqlite3
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InvalidRequestError,
+    NoSuchModuleError,
+    OperationalError,
+    ProgrammingError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from echo2.p2p.daemon import keep_private
 from echo2.p2p.errors import ConfigurationError, ProtocolError, Refused
 
-from . import schema
+from . import migrations, schema
+from .database import (
+    BUSY_SECONDS,
+    check_durable,
+    lock_for_writing,
+    make_engine,
+    make_reading_engine,
+    said_by,
+    shown,
+    sqlite_url,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Ledger", "LedgerUnavailable", "open_ledger", "open_ledger_to_read", "sqlite_url"]
 
 log = logging.getLogger(__name__)
 
-BUSY_SECONDS = 0.5
-"""How long a statement waits for another process's lock. It stalls every request, and the asker comes again anyway."""
-
-READ_BUSY_SECONDS = 10.0
-"""As long as a reader waits: it stalls nobody but itself."""
-
 RETRY_SECONDS = 5.0
 """When a refused asker should come again: a disk is freed by people, not in milliseconds."""
+
+RECONNECT_SECONDS_FIRST = 0.5
+RECONNECT_SECONDS_MAX = 15.0
+"""Between two attempts to reach a server, each of which may hold everything up for `database.CONNECT_SECONDS`."""
 
 SECRET_BYTES = 32
 
@@ -45,6 +70,9 @@ at least some pages, at most what one submission brings."""
 
 VALUE_BYTES = 16
 """What a number costs in a row, rounded up."""
+
+LONG_KINDS = frozenset({bytes, memoryview, str})
+"""What may be longer."""
 
 PROBE_KEY = "probe"
 
@@ -59,6 +87,9 @@ DAMAGE_CHARS_MAX = 160
 _NOT_AS_WRITTEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What code raises that meets a value it never wrote."""
 
+AWAY = "its database does not answer; it tries again by itself"
+"""What strangers are told: what the server says names hosts and users."""
+
 
 class LedgerUnavailable(Refused):
     """The request was not recorded, and so not acknowledged; it may be sent again."""
@@ -67,35 +98,59 @@ class LedgerUnavailable(Refused):
         super().__init__("ledger_unavailable", f"the coordinator cannot write its ledger: {detail}", RETRY_SECONDS)
 
 
-def sqlite_url(path: Path) -> str:
-    """The URL of a ledger in a file."""
-    return f"sqlite:///{path}"
+class DatabaseAway(ConfigurationError):
+    """The server cannot be reached, or another coordinator has the database: it may pass by itself."""
 
 
 class Ledger:
     """An open ledger. `trouble` says why a transaction failed, until one at least as large has succeeded."""
 
-    def __init__(self, engine: sa.Engine, name: str = "") -> None:
+    def __init__(self, engine: sa.Engine, name: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._name = name
+        self._clock = clock
+        self._remote = engine.dialect.name != "sqlite"
         self._bytes = 0
         self._refused_bytes = 0
+        self._failures = 0
+        self._retry_at = float("-inf")
+        self._probing = False
         self.trouble = ""
+        self.in_doubt = False
+        """A commit may or may not hold. Set to False by whoever has read everything again."""
         sa.event.listen(engine, "before_cursor_execute", self._measure)
+
+    def _must_be_settled(self) -> None:
+        """Refuse while a commit may or may not hold; `probe` is how that ends."""
+        if self.in_doubt and not self._probing:
+            raise LedgerUnavailable(AWAY)
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """All or nothing, durable on leaving. Raises LedgerUnavailable, and then nothing was recorded."""
+        """All or nothing, durable on leaving. Raises LedgerUnavailable, and then nothing was recorded (or `in_doubt`).
+
+        Raises Refused for values that the database cannot hold.
+        """
+        self._must_be_settled()
         self._bytes = 0
         try:
-            with self._engine.begin() as connection:
-                yield connection
+            with self._connected() as connection:
+                try:
+                    yield connection
+                except BaseException:
+                    with suppress(DBAPIError, InvalidRequestError):
+                        connection.rollback()
+                    raise
+                self._commit(connection)
         except (IntegrityError, ProgrammingError):
             raise  # a defect of ours, not of the disk
+        except DataError as error:
+            raise Refused("unrecordable", "it holds a value that the ledger cannot record") from error
         except (DBAPIError, UnicodeDecodeError) as error:
-            if not _is_busy(error):
+            if not _is_busy(error) and not self._lost(error):
                 self._refused_bytes = max(self._refused_bytes, self._bytes)
             raise self._unavailable(error) from error
+        self._failures = 0
         if self._bytes >= self._refused_bytes:
             self._refused_bytes = 0
             self.trouble = ""
@@ -103,8 +158,9 @@ class Ledger:
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         """A connection to read with. Raises LedgerUnavailable."""
+        self._must_be_settled()
         try:
-            with self._engine.connect() as connection:
+            with self._connected() as connection:
                 yield connection
         except (DBAPIError, UnicodeDecodeError) as error:
             raise self._unavailable(error) from error
@@ -124,24 +180,66 @@ class Ledger:
             f"never written there ({what}); {DAMAGED}"
         )
 
+    @contextmanager
+    def _connected(self) -> Iterator[sa.Connection]:
+        if self._clock() < self._retry_at:
+            raise LedgerUnavailable(AWAY)
+        try:
+            connection = self._engine.connect()
+        except (DBAPIError, PoolTimeout) as error:
+            if isinstance(error, DBAPIError) and not self._remote:
+                raise
+            raise self._gone(said_by(error)) from error
+        with connection:
+            yield connection
+
+    def _commit(self, connection: sa.Connection) -> None:
+        try:
+            connection.commit()
+        except DBAPIError as error:
+            self.in_doubt = self._lost(error)
+            raise
+
+    def _lost(self, error: DBAPIError | UnicodeDecodeError) -> bool:
+        """Whether it says that the server, not the statement, is at fault."""
+        return self._remote and isinstance(error, DBAPIError) and error.connection_invalidated
+
+    def _gone(self, said: str) -> LedgerUnavailable:
+        """It cannot be reached: nobody asks it for a while."""
+        seconds = min(RECONNECT_SECONDS_FIRST * 2.0**self._failures, RECONNECT_SECONDS_MAX)
+        self._failures = min(self._failures + 1, 10)
+        self._retry_at = self._clock() + seconds
+        self._say(f"the database {self._name} cannot be reached: {said}")
+        return LedgerUnavailable(AWAY)
+
     def _unavailable(self, error: DBAPIError | UnicodeDecodeError) -> LedgerUnavailable:
-        trouble = _said(error)
+        if self._lost(error):
+            return self._gone(said_by(error))
+        trouble = said_by(error)
         if _is_damaged(error):
             trouble = f"{self._name or 'the file'} is damaged ({trouble}); {DAMAGED}"
+        self._say(trouble)
+        return LedgerUnavailable(AWAY if self._remote else trouble)
+
+    def _say(self, trouble: str) -> None:
         if trouble != self.trouble:  # `probe` fails twice a second: said once
             log.warning("the ledger refused a transaction: %s", trouble)
         self.trouble = trouble
-        return LedgerUnavailable(trouble)
 
     def _measure(
         self, _connection: Any, _cursor: Any, _statement: str, parameters: Any, _context: Any, executemany: bool
     ) -> None:
         """Count what a transaction writes, roughly: the values of its statements."""
+        total = 0
         for row in parameters if executemany else (parameters,):
             values = row.values() if isinstance(row, dict) else row or ()
-            self._bytes += sum(
-                len(value) if isinstance(value, str | bytes | memoryview) else VALUE_BYTES for value in values
-            )
+            total += VALUE_BYTES * len(values)
+            for value in values:
+                if type(value) in LONG_KINDS:
+                    total += len(value)
+                elif type(value) is list:
+                    total += sum(len(each) if type(each) in LONG_KINDS else VALUE_BYTES for each in value)
+        self._bytes += total
 
     def secret(self, fresh: bytes) -> bytes:
         """The key of all seeds of this coordinator: the recorded one, or `fresh`, recorded now."""
@@ -164,99 +262,123 @@ class Ledger:
         """
         drop = sa.delete(schema.meta).where(schema.meta.c.key == PROBE_KEY)
         self._refused_bytes = min(self._refused_bytes, PROBE_BYTES_MAX)
-        with self.transaction() as connection:
-            connection.execute(drop)
-            content = bytes(max(self._refused_bytes, PROBE_BYTES_MIN))
-            connection.execute(sa.insert(schema.meta).values(key=PROBE_KEY, value=content))
-        with self.transaction() as connection:
-            connection.execute(drop)
+        self._probing = True
+        try:
+            with self.transaction() as connection:
+                connection.execute(drop)
+                content = bytes(max(self._refused_bytes, PROBE_BYTES_MIN))
+                connection.execute(sa.insert(schema.meta).values(key=PROBE_KEY, value=content))
+            with self.transaction() as connection:
+                connection.execute(drop)
+        finally:
+            self._probing = False
 
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
 
 
-def open_ledger(url: str, *, busy_seconds: float = BUSY_SECONDS) -> Ledger:
-    """Open or create the ledger at a database URL. Raises ConfigurationError when it cannot be used."""
+class RetiredLedger(Ledger):
+    """Stands where a ledger was whose contents in memory are no longer true: it takes and gives nothing."""
+
+    def __init__(self) -> None:
+        self._probing = False
+        self.trouble = ""
+        self.in_doubt = True
+
+
+def open_ledger(
+    url: str,
+    *,
+    busy_seconds: float = BUSY_SECONDS,
+    password: str | None = None,
+    exclusive: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Ledger:
+    """Open or create the ledger at a database URL; tables of an older release are brought up to date.
+
+    `exclusive`: for the coordinator that serves. Raises ConfigurationError when it cannot be used; DatabaseAway, which
+    is one too, when that may pass.
+    """
     try:
-        engine = _engine(url, busy_seconds)
-        with engine.begin() as connection, _not_as_written(_shown(url)):
+        engine = make_engine(url, busy_seconds=busy_seconds, password=password, exclusive=exclusive)
+        with engine.begin() as connection, _not_as_written(shown(url)):
             _adopt(connection, url)
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+    except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigurationError(f"{url!r} is not a database URL that works here: {error}") from error
+    except ModuleNotFoundError as error:
+        raise _no_driver(url, error) from error
     except (DBAPIError, UnicodeDecodeError) as error:
         hint = f"; {DAMAGED}" if _is_damaged(error) else ""
-        raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {_said(error)}{hint}") from error
+        kind = DatabaseAway if _is_away(error) else ConfigurationError
+        raise kind(f"the ledger {shown(url)} cannot be used: {said_by(error)}{hint}") from error
     except OSError as error:
-        raise ConfigurationError(f"the ledger {_shown(url)} cannot be used: {error.strerror}") from error
-    return Ledger(engine, _shown(url))
+        raise ConfigurationError(f"the ledger {shown(url)} cannot be used: {error.strerror}") from error
+    return Ledger(engine, shown(url), clock)
 
 
-def open_ledger_to_read(path: Path) -> Ledger:
-    """The ledger in a file, for reading only, beside a coordinator that may be writing it.
+def open_ledger_to_read(url: str, *, password: str | None = None) -> Ledger:
+    """A ledger for reading only, beside a coordinator that may be writing it.
 
     Raises ConfigurationError when there is none, or one of another version.
     """
-    if not path.is_file():
-        raise ConfigurationError(f"there is no ledger {path}; a coordinator makes it when it starts")
-
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=READ_BUSY_SECONDS)
-
-    engine = sa.create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    parsed = sa.make_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).is_file():
+        raise ConfigurationError(f"there is no ledger {parsed.database}; a coordinator makes it when it starts")
     try:
-        with engine.connect() as connection, _not_as_written(str(path)):
-            _check_version(connection, str(path))
+        engine = make_reading_engine(url, password=password)
+        with engine.connect() as connection, _not_as_written(shown(url)):
+            found = _version(connection, set(sa.inspect(connection).get_table_names()), url)
+    except ModuleNotFoundError as error:
+        raise _no_driver(url, error) from error
     except (DBAPIError, UnicodeDecodeError) as error:
         hint = f"; {DAMAGED}" if _is_damaged(error) else ""
-        raise ConfigurationError(f"the ledger {path} cannot be read: {_said(error)}{hint}") from error
-    return Ledger(engine)
-
-
-def _engine(url: str, busy_seconds: float) -> sa.Engine:
-    parsed = sa.make_url(url)
-    if parsed.get_backend_name() != "sqlite":
-        return sa.create_engine(url, pool_pre_ping=True)
-    options: dict[str, Any] = {"connect_args": {"timeout": busy_seconds}}
-    if parsed.database in (None, "", ":memory:"):
-        options["poolclass"] = StaticPool
-    elif not str(parsed.database).startswith("file:"):
-        keep_private(Path(str(parsed.database)))  # it holds the key of all seeds, and whom the operator knows
-    engine = sa.create_engine(url, **options)
-
-    @sa.event.listens_for(engine, "connect")
-    def _durable(connection: Any, _record: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=FULL")  # NORMAL may lose the last commits in a power cut: acknowledged ones
-        cursor.close()
-
-    return engine
+        raise ConfigurationError(f"the ledger {shown(url)} cannot be read: {said_by(error)}{hint}") from error
+    if found < schema.SCHEMA_VERSION:
+        raise ConfigurationError(f"the ledger {shown(url)} is of an older release; start the coordinator once, first")
+    return Ledger(engine, shown(url))
 
 
 def _adopt(connection: sa.Connection, url: str) -> None:
-    """Check the schema's version, create the tables in an empty database, and prove that it can be written."""
-    if not sa.inspect(connection).get_table_names():
+    """Make the tables in an empty database, or bring those of an older release up to date, and prove that it can be
+    written."""
+    check_durable(connection)
+    lock_for_writing(connection)
+    present = set(sa.inspect(connection).get_table_names())
+    if not present:
         schema.metadata.create_all(connection)
         connection.execute(sa.insert(schema.meta).values(key="schema_version", value=b"%d" % schema.SCHEMA_VERSION))
         return
-    found = _check_version(connection, url)
-    connection.execute(sa.update(schema.meta).where(schema.meta.c.key == "schema_version").values(value=found))
+    found = _version(connection, present, url)
+    if found < schema.SCHEMA_VERSION:
+        log.warning("%s is brought from schema version %d to %d", shown(url), found, schema.SCHEMA_VERSION)
+    migrations.upgrade(connection, found)
 
 
-def _check_version(connection: sa.Connection, url: str) -> bytes:
-    """The schema's version as recorded: this software's. Raises ConfigurationError."""
-    present = set(sa.inspect(connection).get_table_names())
+def _version(connection: sa.Connection, present: set[str], url: str) -> int:
+    """The recorded version of the tables, one that this software can use. Raises ConfigurationError."""
     version = schema.meta.c.key == "schema_version"
-    found = connection.scalar(sa.select(schema.meta.c.value).where(version)) if "meta" in present else None
-    if found is None:
-        raise ConfigurationError(f"{_shown(url)} is a database of something else; name another file")
-    if bytes(found) != b"%d" % schema.SCHEMA_VERSION:
+    recorded = connection.scalar(sa.select(schema.meta.c.value).where(version)) if "meta" in present else None
+    if recorded is None:
+        raise ConfigurationError(f"{shown(url)} is a database of something else; name another one")
+    said = bytes(recorded)[:16].decode(errors="replace")
+    found = int(said) if said.isdecimal() else 0
+    if not migrations.FIRST_VERSION <= found <= schema.SCHEMA_VERSION:
         raise ConfigurationError(
-            f"the ledger {_shown(url)} has schema version {bytes(found)[:16].decode(errors='replace')}, this software "
-            f"knows {schema.SCHEMA_VERSION}; use the software that made it, or begin a new ledger"
+            f"the ledger {shown(url)} has schema version {said}, this software knows {schema.SCHEMA_VERSION}; "
+            "use the software that made it, or begin a new ledger"
         )
-    return bytes(found)
+    return found
+
+
+def _is_away(error: DBAPIError | UnicodeDecodeError) -> bool:
+    starting_up = "57P03"
+    from_afar = isinstance(error, OperationalError) and hasattr(error.orig, "sqlstate")
+    return from_afar and _sqlstate(error) in {None, starting_up}
+
+
+def _no_driver(url: str, error: ModuleNotFoundError) -> ConfigurationError:
+    return ConfigurationError(f"the ledger {shown(url)} needs a driver: pip install 'echo2[postgresql]' ({error})")
 
 
 @contextmanager
@@ -264,34 +386,23 @@ def _not_as_written(name: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"the ledger {name} is damaged ({_said(error)}); {DAMAGED}") from error
-
-
-def _said(error: Exception) -> str:
-    """What the database said. SQLite quotes what it found in a damaged schema, and Python takes that for UTF-8."""
-    if isinstance(error, UnicodeDecodeError):
-        return error.object.decode(errors="replace")
-    return str(error.orig if isinstance(error, DBAPIError) else error)
+        raise ConfigurationError(f"the ledger {name} is damaged ({said_by(error)}); {DAMAGED}") from error
 
 
 def _is_damaged(error: DBAPIError | UnicodeDecodeError) -> bool:
-    if isinstance(error, UnicodeDecodeError) or "decode to UTF-8" in _said(error):
+    if isinstance(error, UnicodeDecodeError) or "decode to UTF-8" in said_by(error):
         return True
     return _sqlite_name(error).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
 
 
 def _is_busy(error: DBAPIError | UnicodeDecodeError) -> bool:
-    return _sqlite_name(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+    lock_not_available = "55P03"
+    return _sqlstate(error) == lock_not_available or _sqlite_name(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def _sqlstate(error: DBAPIError | UnicodeDecodeError) -> str | None:
+    return getattr(getattr(error, "orig", None), "sqlstate", None)
 
 
 def _sqlite_name(error: DBAPIError | UnicodeDecodeError) -> str:
     return str(getattr(getattr(error, "orig", None), "sqlite_errorname", ""))
-
-
-def _shown(url: str) -> str:
-    if "://" not in url:
-        return url
-    parsed = sa.make_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        return parsed.database or "in memory"
-    return parsed.render_as_string(hide_password=True)

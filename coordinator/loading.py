@@ -16,8 +16,9 @@ from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import payload_hash
 from echo2.p2p.messages import Manifest
 
-from . import records, schema
+from . import accounts, records, schema
 from .cells import check, check_cell, sound, texts
+from .history import insert
 from .leases import LeaseBook, LeaseEntry, LeaseRules
 from .pool import NodeEntry, Pool, Tally
 from .run_book import EvaluationProgress, Published, RunBook
@@ -34,12 +35,15 @@ TERMS = (
 )
 """What the rollouts and versions of a run already recorded depend on. The rest may change between two starts."""
 
-UNFINISHED_COLUMNS = tuple(
-    schema.rollouts.c[name]
-    for name in (
-        *("id", "lease_id", "sample", "peer", "kind", "ordinal", "version", "state", "reason", "finish"),
-        *("tokens", "logprobs", "claimed_reward", "reward"),
-    )
+UNFINISHED_COLUMNS = (
+    *(
+        schema.rollouts.c[name]
+        for name in (
+            *("id", "lease_id", "sample", "peer", "kind", "ordinal", "version", "state", "reason", "finish"),
+            *("claimed_reward", "reward"),
+        )
+    ),
+    *(schema.contents.c[name] for name in ("tokens", "logprobs")),
 )
 """What `RolloutEntry` has as the ledger has it."""
 
@@ -99,6 +103,8 @@ def load_run(
             _load_rollouts(connection, run, pool)
         with ledger.loading(schema.leases):
             _load_leases(connection, run, now, config.run.lease_seconds)
+        with ledger.loading(schema.postings):
+            accounts.newest(connection)  # what is posted next goes on from it
     book = run.leases
     book.consumed = tally.train["consumed"]
     book.queued = tally.train["held"] + tally.train["admitted"]
@@ -121,18 +127,10 @@ def _load_row(connection: sa.Connection, run: RunBook, terms: dict[str, object],
     table = schema.runs
     row = connection.execute(sa.select(table).where(table.c.run == run.name)).first()
     if row is None:
-        connection.execute(
-            sa.insert(table).values(
-                run=run.name,
-                terms=json.dumps(terms),
-                state="ready",
-                reason="",
-                created=wall,
-                learner_epoch=0,
-                learner_version=0,
-                learner_status="",
-            )
-        )
+        begun = {"run": run.name, "terms": json.dumps(terms), "state": "ready", "reason": "", "created": wall}
+        learner = {"learner_epoch": 0, "learner_version": 0, "learner_status": ""}
+        facts = {"actor": "coordinator", "action": "run begun", "subject": run.name}
+        records.record(connection, [insert("runs", begun | learner)], wall=wall, kind="flow", **facts)
         return
     check(row, table.columns)
     recorded = json.loads(row.terms)

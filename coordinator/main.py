@@ -29,6 +29,7 @@ from .config import (
     StatePlace,
     load_config,
 )
+from .ledger_commands import backup, ledger_app, restore
 from .operator_token import make_operator_token
 from .template import TEMPLATE
 
@@ -40,6 +41,7 @@ SETTINGS_FILE = "coordinator.toml"
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 token_app = typer.Typer(no_args_is_help=True, help="Tokens that let volunteers in.")
 app.add_typer(token_app, name="token")
+app.add_typer(ledger_app, name="ledger")
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="the settings file")]
 
@@ -137,15 +139,20 @@ def token_operator(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
     print(make_operator_token(load_settings(config, StatePlace).operator_token_path))
 
 
+for command in (backup, restore):
+    app.command()(command)
+
+
 @contextmanager
 def _ledger(config: CoordinatorConfig) -> Iterator[Ledger]:
-    from .ledger import open_ledger, sqlite_url
+    from .database import read_password
+    from .ledger import open_ledger
 
     try:
         config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"cannot write to the folder {config.state_dir}: {error.strerror}") from error
-    with closing(open_ledger(sqlite_url(config.ledger_path))) as ledger:
+    with closing(open_ledger(config.ledger_url, password=read_password(config.database_password_file))) as ledger:
         yield ledger
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,9 @@ from echo2.p2p.errors import Refused
 
 from . import capacity
 from .lateness import Lateness
+from .ledger import Ledger, LedgerUnavailable, RetiredLedger
 from .pool import Complaints, NodeEntry, Pool, Tally
+from .records import ended_leases, record
 from .run_book import Changes
 
 if TYPE_CHECKING:
@@ -22,8 +25,7 @@ if TYPE_CHECKING:
     from echo2.tasks.scorer import Scorer
 
     from .config import CoordinatorConfig
-    from .leases import Kind
-    from .ledger import Ledger
+    from .leases import Kind, LeaseEntry
     from .prompts import PromptBook
     from .run_book import RunBook
 
@@ -39,6 +41,7 @@ class Bell:
 
     def __init__(self) -> None:
         self._event = trio.Event()
+        self._retired = False
 
     def ring(self) -> None:
         """Wake those who wait now."""
@@ -46,9 +49,16 @@ class Bell:
         event.set()
 
     async def wait(self, seconds: float) -> None:
-        """Until the next ring, at most so long."""
+        """Until the next ring, at most so long. Raises Refused once nothing can come of it any more."""
         with trio.move_on_after(max(seconds, WAIT_SECONDS_MIN)):
             await self._event.wait()
+        if self._retired:
+            raise Refused("begun_anew", "the coordinator has begun anew from its ledger; ask again", 0.0)
+
+    def retire(self) -> None:
+        """Wake them with that."""
+        self._retired = True
+        self.ring()
 
 
 @dataclass(slots=True)
@@ -77,8 +87,16 @@ class Office:
     admissions: Bell = field(default_factory=Bell)
     """A rollout is admitted, or is to be withdrawn."""
     scorer_trouble: str = ""
+    ended: dict[bytes, str] = field(default_factory=dict)
+    """Leases that were given up and are not on record as such, with the reason. At most as many as are out."""
     proved: Callable[[str, tuple[str, ...]], tuple[str, ...]] = lambda _peer, claimed: claimed
     """Of the addresses that a peer claims, those at which it was found: no others are told to anyone."""
+
+    def retire(self) -> None:
+        """Another office has taken over. Whoever is still at work in this one must change nothing any more."""
+        self.ledger = RetiredLedger()
+        for bell in (self.news, self.work, self.arrivals, self.admissions):
+            bell.retire()
 
     async def open_prompts(self, keys: Iterable[tuple[Kind, int]]) -> None:
         """Have these prompts at hand, where they are an environment's openings. Raises Refused."""
@@ -136,6 +154,21 @@ class Office:
         node = self.pool.nodes.get(peer)
         if node is not None:
             node.meter.hold(bool(self.run.leases.held_by(peer)), self.clock())
+
+    def note_ended(self, leases: Iterable[LeaseEntry], why: str) -> None:
+        """Leases that were given up, to be put on record (`record_ended`)."""
+        self.ended |= {lease.lease_id: why for lease in leases}
+
+    def record_ended(self) -> None:
+        """Put them on record. Nobody waits for it: a ledger that takes nothing now has them at the next call."""
+        if not self.ended:
+            return
+        with suppress(LedgerUnavailable):
+            with self.ledger.transaction() as connection:
+                change = ended_leases(self.ended)
+                facts = {"actor": "coordinator", "action": "leases ended", "subject": self.run.name}
+                record(connection, [change], wall=self.wall(), kind="flow", **facts)
+            self.ended = {}
 
     # estimates (DESIGN section 7)
 

@@ -1,10 +1,14 @@
-"""Rows of the ledger, written and read. Every function works inside the caller's transaction."""
+"""Rows of the ledger, written and read. Every function works inside the caller's transaction.
+
+Whatever changes a table goes through `record`, which writes the event of it too (`history`).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
@@ -13,17 +17,23 @@ from echo2.p2p.codec import decode_record, encode_record, pack_tokens, unpack_to
 from echo2.p2p.messages import Receipt, Signed, StepMetrics
 
 from . import schema
+from .bulk import carry_out_in_bulk
+from .history import KEYS, Change, Delete, Insert, Update, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from .leases import LeaseEntry
 
 UNFINISHED = sa.text("state IN ('held', 'admitted')")
 """As the partial index has it: with bound parameters SQLite would not see that the index serves."""
 
+AUDIT = sa.text("kind = 'audit'")
+"""Likewise."""
+
 Details = Mapping[str, float]
 """Measures of an episode beside its reward, by name."""
+
+EventKind = Literal["audit", "flow"]
+"""Of an event: for people to read, or one of many that the daily work makes."""
 
 RolloutState = Literal["held", "admitted", "consumed", "stale", "withdrawn", "rejected", "duplicate", "evaluated"]
 
@@ -67,39 +77,128 @@ class Verdict:
     details: Details | None = None
 
 
+def record(
+    connection: sa.Connection,
+    changes: Sequence[Change] = (),
+    *,
+    wall: float,
+    actor: str,
+    action: str,
+    subject: str = "",
+    reason: str = "",
+    kind: EventKind = "audit",
+) -> None:
+    """Carry out changes and write the event of them: a line of the audit log, or of the daily flow.
+
+    Raises IntegrityError for what is there already, LookupError for an update of what is not.
+    """
+    for change in changes:
+        _carry_out(connection, change)
+    connection.execute(
+        _INSERT_EVENT,
+        {
+            "wall": wall,
+            "actor": actor,
+            "action": action,
+            "subject": subject,
+            "reason": storable(reason[:512]),
+            "kind": kind,
+            "body": encode(changes) if changes else None,
+        },
+    )
+
+
+_INSERT_EVENT = sa.insert(schema.events)
+
+
+def storable(text: str) -> str:
+    """What a peer wrote, as every database takes it: PostgreSQL has no NUL in a text."""
+    return text.replace("\0", "\ufffd")
+
+
 def add_event(
     connection: sa.Connection, *, wall: float, actor: str, action: str, subject: str = "", reason: str = ""
 ) -> None:
-    """A line of the audit log."""
-    connection.execute(
-        sa.insert(schema.events).values(wall=wall, actor=actor, action=action, subject=subject, reason=reason[:512])
-    )
+    """A line of the audit log for what changes no table."""
+    record(connection, wall=wall, actor=actor, action=action, subject=subject, reason=reason)
 
 
-def add_leases(
-    connection: sa.Connection, run: str, leases: Sequence[LeaseEntry], *, duration_seconds: float, wall: float
-) -> None:
-    """Record leases before they are sent."""
-    connection.execute(
-        sa.insert(schema.leases),
+def _carry_out(connection: sa.Connection, change: Change) -> None:
+    if not change.rows or (not isinstance(change, Delete) and carry_out_in_bulk(connection, change)):
+        return
+    if isinstance(change, Insert):
+        names, shared = change.columns, change.shared
+        rows = [{**dict(zip(names, row, strict=True)), **shared} for row in change.rows]
+        if change.left_out is not None:
+            for row, content in zip(rows, change.left_out, strict=True):
+                row |= content
+        connection.execute(_insert_of(change.table), rows)
+        return
+    keys = KEYS[change.table]
+    columns = tuple(change.columns) if isinstance(change, Update) else ()
+    names = [f"key_{name}" for name in keys] + [f"new_{name}" for name in columns]
+    statement = _update_of(change.table, columns) if isinstance(change, Update) else _delete_of(change.table)
+    done = connection.execute(statement, [dict(zip(names, row, strict=True)) for row in change.rows])
+    if len(change.rows) == 1 and not done.rowcount:
+        raise LookupError(f"no row {tuple(change.rows[0])} in {change.table}")
+
+
+@lru_cache
+def _insert_of(name: str) -> sa.Insert:
+    return sa.insert(schema.metadata.tables[name])
+
+
+def _is_it(name: str) -> sa.ColumnElement[bool]:
+    table = schema.metadata.tables[name]
+    return sa.and_(*(table.c[key] == sa.bindparam(f"key_{key}") for key in KEYS[name]))
+
+
+@lru_cache
+def _update_of(name: str, columns: tuple[str, ...]) -> sa.Update:
+    values: dict[str, Any] = {column: sa.bindparam(f"new_{column}") for column in columns}
+    return sa.update(schema.metadata.tables[name]).where(_is_it(name)).values(values)
+
+
+@lru_cache
+def _delete_of(name: str) -> sa.Delete:
+    return sa.delete(schema.metadata.tables[name]).where(_is_it(name))
+
+
+# changes of several rows
+
+
+def new_leases(run: str, leases: Sequence[LeaseEntry], *, duration_seconds: float, wall: float) -> Insert:
+    """Leases, before they are sent."""
+    return Insert(
+        "leases",
+        LEASE_COLUMNS,
         [
-            {
-                "run": run,
-                "lease_id": lease.lease_id,
-                "peer": lease.peer,
-                "kind": lease.kind,
-                "ordinal": lease.span.ordinal,
-                "sample_first": lease.span.first,
-                "sample_count": lease.span.count,
-                "version": lease.version,
-                "manifest_hash": lease.manifest_hash,
-                "tokens_max": lease.tokens_max,
-                "duration_seconds": duration_seconds,
-                "granted": wall,
-            }
+            (
+                lease.lease_id,
+                lease.peer,
+                lease.kind,
+                lease.span.ordinal,
+                lease.span.first,
+                lease.span.count,
+                lease.version,
+                lease.manifest_hash,
+                lease.tokens_max,
+            )
             for lease in leases
         ],
+        {"run": run, "duration_seconds": duration_seconds, "granted": wall, "ended": None},
     )
+
+
+LEASE_COLUMNS = (
+    *("lease_id", "peer", "kind", "ordinal", "sample_first", "sample_count"),
+    *("version", "manifest_hash", "tokens_max"),
+)
+
+
+def ended_leases(ended: Mapping[bytes, str]) -> Update:
+    """Leases that were given up, with the reason."""
+    return Update("leases", ("ended",), list(ended.items()))
 
 
 def _details_out(details: Details | None) -> str | None:
@@ -111,91 +210,93 @@ def details_in(text: str | None) -> Details | None:
     return json.loads(text) if text else None
 
 
-_INSERT_ROLLOUT = sa.insert(schema.rollouts)
-
-
-def add_rollouts(connection: sa.Connection, run: str, verdicts: Iterable[Verdict], *, wall: float) -> None:
-    """Record what arrived: held, or already terminal."""
-    rows = [
-        {
-            "id": verdict.entry.id,
-            "run": run,
-            "lease_id": verdict.entry.lease_id,
-            "sample": verdict.entry.sample,
-            "peer": verdict.entry.peer,
-            "kind": verdict.entry.kind,
-            "ordinal": verdict.entry.ordinal,
-            "version": verdict.entry.version,
-            "state": verdict.state,
-            "reason": verdict.reason,
-            "finish": verdict.entry.finish,
-            "tokens": verdict.entry.tokens,
-            "logprobs": verdict.entry.logprobs,
-            "spans": pack_tokens(verdict.entry.spans),
-            "claimed_reward": verdict.entry.claimed_reward,
-            "received": wall,
-            "receipt_sequence": verdict.receipt_sequence,
-        }
-        for verdict in verdicts
-    ]
-    if rows:
-        connection.execute(_INSERT_ROLLOUT, rows)
-
-
-_UPDATE_ROLLOUT = (
-    sa.update(schema.rollouts)
-    .where(schema.rollouts.c.id == sa.bindparam("key"))
-    .values(
-        {
-            name: sa.bindparam(f"new_{name}")
-            for name in ("state", "reason", "reward", "details", "admitted_sequence", "step", "receipt_sequence")
-        }
-    )
+ARRIVAL_COLUMNS = (
+    *("id", "lease_id", "sample", "peer", "kind", "ordinal", "version"),
+    *("state", "reason", "finish", "claimed_reward", "receipt_sequence"),
 )
 
 
-def change_rollouts(connection: sa.Connection, verdicts: Iterable[Verdict]) -> None:
-    """Record new states of rollouts that are held or admitted."""
-    rows = [
-        {
-            "key": verdict.entry.id,
-            "new_state": verdict.state,
-            "new_reason": verdict.reason,
-            "new_reward": verdict.entry.reward if verdict.reward is None else verdict.reward,
-            "new_details": _details_out(verdict.entry.details if verdict.details is None else verdict.details),
-            "new_admitted_sequence": verdict.sequence or verdict.entry.sequence or None,
-            "new_step": verdict.step,
-            "new_receipt_sequence": verdict.receipt_sequence,
-        }
-        for verdict in verdicts
-    ]
-    if rows:
-        connection.execute(_UPDATE_ROLLOUT, rows)
-
-
-def close_groups(connection: sa.Connection, run: str, groups: Mapping[int, str]) -> None:
-    """Record groups that need nothing more, with the reason."""
-    if groups:
-        connection.execute(
-            sa.insert(schema.closed_groups),
-            [{"run": run, "ordinal": ordinal, "reason": reason} for ordinal, reason in groups.items()],
-        )
-
-
-def put_steps(connection: sa.Connection, run: str, epoch: int, steps: Sequence[StepMetrics], *, wall: float) -> None:
-    """Record steps; one that was trained again after a crash replaces what was lost."""
-    if not steps:
-        return
-    numbers = {metrics.step: metrics for metrics in steps}
-    table = schema.steps
-    connection.execute(sa.delete(table).where(table.c.run == run, table.c.step.in_(list(numbers))))
-    connection.execute(
-        sa.insert(table),
+def arrived_rollouts(run: str, verdicts: Sequence[Verdict], *, wall: float) -> list[Change]:
+    """What arrived: held, or already terminal. The latter's content is of no use to anybody."""
+    rollouts = Insert(
+        "rollouts",
+        ARRIVAL_COLUMNS,
         [
-            {"run": run, "step": step, "epoch": epoch, "metrics": encode_record(metrics), "reported": wall}
-            for step, metrics in numbers.items()
+            (
+                entry.id,
+                entry.lease_id,
+                entry.sample,
+                entry.peer,
+                entry.kind,
+                entry.ordinal,
+                entry.version,
+                verdict.state,
+                storable(verdict.reason),
+                entry.finish,
+                entry.claimed_reward,
+                verdict.receipt_sequence,
+            )
+            for verdict in verdicts
+            for entry in (verdict.entry,)
+        ],
+        {"run": run, "received": wall, "reward": None, "details": None, "admitted_sequence": None, "step": None},
+    )
+    contents = [
+        (verdict.entry.id, verdict.entry.tokens, verdict.entry.logprobs, pack_tokens(verdict.entry.spans))
+        for verdict in verdicts
+        if verdict.state == "held"
+    ]
+    return [rollouts, Insert("contents", ("id", "tokens", "logprobs", "spans"), contents)]
+
+
+CHANGED_COLUMNS = ("state", "reason", "reward", "details", "admitted_sequence", "step", "receipt_sequence")
+
+
+def changed_rollouts(verdicts: Sequence[Verdict]) -> Update:
+    """New states of rollouts that are held or admitted."""
+    return Update(
+        "rollouts",
+        CHANGED_COLUMNS,
+        [
+            (
+                verdict.entry.id,
+                verdict.state,
+                storable(verdict.reason),
+                verdict.entry.reward if verdict.reward is None else verdict.reward,
+                _details_out(verdict.entry.details if verdict.details is None else verdict.details),
+                verdict.sequence or verdict.entry.sequence or None,
+                verdict.step,
+                verdict.receipt_sequence,
+            )
+            for verdict in verdicts
         ],
     )
+
+
+def closed_groups(run: str, groups: Mapping[int, str]) -> Insert:
+    """Groups that need nothing more, with the reason."""
+    return Insert("closed_groups", ("ordinal", "reason"), list(groups.items()), {"run": run})
+
+
+def reported_steps(
+    connection: sa.Connection, run: str, epoch: int, steps: Sequence[StepMetrics], *, wall: float
+) -> list[Change]:
+    """Steps; one that was trained again after a crash replaces what was lost."""
+    numbers = {metrics.step: metrics for metrics in steps}
+    if not numbers:
+        return []
+    table = schema.steps
+    known = connection.scalars(sa.select(table.c.step).where(table.c.run == run, table.c.step.in_(list(numbers))))
+    return [
+        Delete("steps", [(run, step) for step in known]),
+        Insert(
+            "steps",
+            ("step",),
+            [(step,) for step in numbers],
+            {"run": run, "epoch": epoch, "reported": wall},
+            [{"metrics": encode_record(metrics)} for metrics in numbers.values()],
+        ),
+    ]
 
 
 def find_lease(connection: sa.Connection, run: str, lease_id: bytes) -> sa.Row[Any] | None:
@@ -238,7 +339,10 @@ def receipts_after(connection: sa.Connection, run: str, peer: str, after: int, l
 def load_unfinished(connection: sa.Connection, run: str) -> list[RolloutEntry]:
     """Held and admitted rollouts, in the order of arrival."""
     table = schema.rollouts
-    query = sa.select(table).where(table.c.run == run, UNFINISHED).order_by(table.c.id)
+    content = schema.contents
+    columns = (content.c.tokens, content.c.logprobs, content.c.spans)
+    joined = sa.select(table, *columns).outerjoin(content, content.c.id == table.c.id)  # one without is damage
+    query = joined.where(table.c.run == run, UNFINISHED).order_by(table.c.id)
     return [
         RolloutEntry(
             id=row.id,
@@ -283,7 +387,8 @@ def load_manifests(connection: sa.Connection, run: str) -> list[tuple[Signed, fl
 def list_events(connection: sa.Connection, *, limit: int, before: int | None = None) -> list[sa.Row[Any]]:
     """The audit log, newest first."""
     table = schema.events
-    query = sa.select(table).order_by(table.c.id.desc()).limit(limit)
+    columns = (table.c.id, table.c.wall, table.c.actor, table.c.action, table.c.subject, table.c.reason)
+    query = sa.select(*columns).where(AUDIT).order_by(table.c.id.desc()).limit(limit)
     return list(connection.execute(query if before is None else query.where(table.c.id < before)))
 
 
@@ -292,7 +397,8 @@ def last_of_each(connection: sa.Connection, actor: str, actions: Sequence[str]) 
     table = schema.events
     newest = (
         sa.select(sa.func.max(table.c.id))
-        .where(table.c.actor == actor, table.c.action.in_(actions))
+        .where(AUDIT, table.c.actor == actor, table.c.action.in_(actions))
         .group_by(table.c.subject)
     )
-    return {row.subject: row.action for row in connection.execute(sa.select(table).where(table.c.id.in_(newest)))}
+    found = sa.select(table.c.subject, table.c.action).where(table.c.id.in_(newest))
+    return {row.subject: row.action for row in connection.execute(found)}

@@ -114,6 +114,7 @@ def export(
 ) -> None:
     """Write a run's rollouts (JSONL), steps and evaluations (CSV) and plots (PNG). The coordinator may be running."""
     from .config import load_config
+    from .database import read_password
     from .export_plots import draw
     from .export_run import export_run
 
@@ -134,7 +135,9 @@ def export(
             print(f"\r{count} rollouts", end="", file=sys.stderr, flush=True)
 
     async def write() -> None:
-        exported = await export_run(settings.run, settings.ledger_path, out, arrays=tokens, tell=tell)
+        password = read_password(settings.database_password_file)
+        url = settings.ledger_url
+        exported = await export_run(settings.run, url, out, arrays=tokens, password=password, tell=tell)
         draw(out, exported, title=f"{run}, {settings.run.task}")
         print(
             f"{out}: {exported.rollouts} rollouts, {len(exported.steps)} steps, {len(exported.evaluations)} evaluations"

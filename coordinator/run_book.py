@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from echo2.p2p.messages import Manifest, Signed, StepMetrics
 
+    from .history import Change
     from .pool import Pool, Tally
     from .records import Details
 
@@ -212,11 +213,25 @@ class Changes:
         if not self._run.leases.train.is_closed(ordinal):
             self.closing.setdefault(ordinal, reason)
 
-    def write(self, connection: sa.Connection, *, wall: float) -> None:
-        """Record everything."""
-        records.add_rollouts(connection, self._run.name, self.arrivals, wall=wall)
-        records.change_rollouts(connection, self.changed)
-        records.close_groups(connection, self._run.name, self.closing)
+    def listed(self, wall: float) -> list[Change]:
+        """Everything, as the ledger takes it; empty when there is nothing."""
+        name = self._run.name
+        found: list[Change] = []
+        if self.arrivals:
+            found += records.arrived_rollouts(name, self.arrivals, wall=wall)
+        if self.changed:
+            found.append(records.changed_rollouts(self.changed))
+        if self.closing:
+            found.append(records.closed_groups(name, self.closing))
+        return found
+
+    def write(self, connection: sa.Connection, *, wall: float, actor: str, action: str) -> None:
+        """Record everything, as part of the daily flow."""
+        found = self.listed(wall)
+        if found:
+            records.record(
+                connection, found, wall=wall, actor=actor, action=action, subject=self._run.name, kind="flow"
+            )
 
     def apply(self) -> None:
         """It is durable: memory follows. (What a lease's slice means for its slots, the intake desk applies itself.)"""

@@ -20,14 +20,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
-
 from echo2.p2p.errors import Refused
 
-from . import schema
 from .evaluations import Evaluations
+from .history import update
 from .ledger import LedgerUnavailable
-from .records import add_event
+from .records import record
 from .run_book import ENDED
 
 if TYPE_CHECKING:
@@ -166,7 +164,7 @@ class RunLife:
         for entry in list(run.unfinished.values()):
             changes.finish(entry, "withdrawn", "the run is stopped, and the learner did not say what became of this")
         with office.ledger.transaction() as connection:
-            changes.write(connection, wall=office.wall())
+            changes.write(connection, wall=office.wall(), actor="coordinator", action="run wound up")
         changes.apply()
 
     def _all_reported(self, consumed_in_steps: int) -> bool:
@@ -185,12 +183,14 @@ class RunLife:
                 if state == "finished" or not run.was_delivered(entry):
                     changes.finish(entry, "withdrawn", f"the run is {state}")
         with office.ledger.transaction() as connection:
-            changes.write(connection, wall=office.wall())
-            connection.execute(
-                sa.update(schema.runs).where(schema.runs.c.run == run.name).values(state=state, reason=reason[:512])
-            )
-            add_event(
-                connection, wall=office.wall(), actor=actor, action=f"run {state}", subject=run.name, reason=reason
+            record(
+                connection,
+                [*changes.listed(office.wall()), update("runs", [run.name], {"state": state, "reason": reason[:512]})],
+                wall=office.wall(),
+                actor=actor,
+                action=f"run {state}",
+                subject=run.name,
+                reason=reason,
             )
         changes.apply()
         run.state, run.reason = state, reason

@@ -6,6 +6,7 @@ Times are Unix seconds of the coordinator. Ids, hashes and arrays are raw bytes,
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     Float,
     Index,
@@ -19,8 +20,11 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 2
-"""Raised on any change of these tables; a ledger of another version is refused, never guessed at."""
+SCHEMA_VERSION = 3
+"""Raised on any change of these tables, with a step in `migrations`. A later one is refused, never guessed at."""
+
+LONG = Integer().with_variant(BigInteger(), "postgresql")
+"""SQLite's integers have 64 bits as they are, and number rows by themselves only under this name."""
 
 metadata = MetaData()
 
@@ -98,6 +102,7 @@ leases = Table(
     Column("tokens_max", Integer, nullable=False),
     Column("duration_seconds", Float, nullable=False),
     Column("granted", Float, nullable=False),
+    Column("ended", Text),  # why it was given up; None while it is out or once its slice came
 )
 
 closed_groups = Table(
@@ -123,9 +128,6 @@ rollouts = Table(
     Column("state", String(16), nullable=False),
     Column("reason", Text, nullable=False),
     Column("finish", String(8), nullable=False),
-    Column("tokens", LargeBinary, nullable=False),  # empty for what never passed intake
-    Column("logprobs", LargeBinary, nullable=False),
-    Column("spans", LargeBinary, nullable=False),  # int32 as in tokens; empty for one turn
     Column("claimed_reward", Float),  # what the node's own sandbox said
     Column("reward", Float),
     Column("details", Text),  # an episode's other measures, as JSON
@@ -134,6 +136,16 @@ rollouts = Table(
     Column("step", Integer),  # the training step that decided it
     Column("receipt_sequence", Integer),  # of its node; set with the terminal state
     UniqueConstraint("run", "lease_id", "sample"),
+)
+
+contents = Table(
+    "contents",
+    metadata,
+    # Of a rollout that passed intake. Apart from it, or each of its states would write all of this again.
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("tokens", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+    Column("spans", LargeBinary, nullable=False),  # int32 as in tokens; empty for one turn
 )
 
 _has_receipt = rollouts.c.receipt_sequence.is_not(None)
@@ -152,13 +164,35 @@ Index("rollouts_unfinished", rollouts.c.run, rollouts.c.id, sqlite_where=_unfini
 events = Table(
     "events",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("id", LONG, primary_key=True, autoincrement=True),
     Column("wall", Float, nullable=False),
     Column("actor", String(64), nullable=False),
     Column("action", String(64), nullable=False),
     Column("subject", String(128), nullable=False),
     Column("reason", Text, nullable=False),
+    Column("kind", String(16), nullable=False, server_default="audit"),  # "audit": for people; "flow": the daily work
+    Column("body", LargeBinary),  # the change in full, for `history.replay`; None for what changes no table
 )
+_audit = events.c.kind == "audit"
+Index("events_audit", events.c.id, sqlite_where=_audit, postgresql_where=_audit)
+
+postings = Table(
+    "postings",
+    metadata,
+    Column("id", LONG, primary_key=True, autoincrement=False),  # 1, 2, 3, ...: a gap is a row that was taken away
+    Column("run", String(64), nullable=False),
+    Column("peer", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("unit", String(8), nullable=False),
+    Column("amount_micros", LONG, nullable=False),  # negative when it is taken back
+    Column("quantity", LONG, nullable=False),  # rollouts or bytes that it is for
+    Column("actor", String(64), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("wall_micros", LONG, nullable=False),  # an integer, as all that is hashed: it reads the same everywhere
+    Column("previous", LargeBinary(32), nullable=False),
+    Column("hash", LargeBinary(32), nullable=False),
+)
+Index("postings_peer", postings.c.peer, postings.c.id)
 
 evaluations = Table(
     "evaluations",

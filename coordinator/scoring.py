@@ -111,7 +111,7 @@ class ScoringTask:
                 changes.admit(entry, verdict.reward, verdict.reason[:512], sequence, verdict.details)
                 sequence += 1
         with office.ledger.transaction() as connection:
-            changes.write(connection, wall=office.wall())
+            changes.write(connection, wall=office.wall(), actor="coordinator", action="rollouts scored")
         changes.apply()
         for version, verdict in evaluated:
             progress = run.evaluations.get(version)

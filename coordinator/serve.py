@@ -23,7 +23,8 @@ from echo2.tasks.scorer import ScorerUnavailable, TaskUnusable, open_scorer
 
 from .addresses import dialable
 from .api import make_api
-from .ledger import LedgerUnavailable, open_ledger, sqlite_url
+from .database import IN_USE, read_password
+from .ledger import DatabaseAway, LedgerUnavailable, open_ledger
 from .operator_token import load_operator_token_hash
 from .prompts import FolderText
 from .rest_server import open_listener, serve_rest, url_of
@@ -34,8 +35,15 @@ if TYPE_CHECKING:
     from echo2.p2p.libp2p_transport import Libp2pTransport
 
     from .config import CoordinatorConfig
+    from .ledger import Ledger
 
 STATUS_SECONDS = 1.0
+
+DATABASE_SECONDS = 1.0
+"""Between two looks for a database that is not there when we start."""
+
+IN_USE_SECONDS = 40.0
+"""After that it is no ghost of our own: see the keepalives in `database`."""
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +71,8 @@ async def serve(config: CoordinatorConfig) -> None:
         ):
             text = FolderText(config.run.model_dir)
             task = await load_task(config.run, scorer, text)
-            with closing(open_ledger(sqlite_url(config.ledger_path))) as ledger:
+            password = read_password(config.database_password_file)
+            with closing(await _open_when_there(config, password)) as ledger:
                 nat = NatCoordinator(
                     transport,
                     admitted=lambda peer: service.admitted(peer),
@@ -114,6 +123,27 @@ async def serve(config: CoordinatorConfig) -> None:
         raise ConfigurationError(f"the scorer cannot be started: {error}") from error
     finally:
         listener.close()
+
+
+async def _open_when_there(config: CoordinatorConfig, password: str | None) -> Ledger:
+    """The ledger, as soon as its server answers: who starts first after a power cut is chance.
+
+    Another coordinator that has it may be ourselves before a `kill -9`: the server takes up to half a minute to see it.
+    """
+    told = ""
+    patience = trio.current_time() + IN_USE_SECONDS
+    while True:
+        try:
+            return open_ledger(config.ledger_url, password=password, exclusive=True, clock=trio.current_time)
+        except DatabaseAway as error:
+            if IN_USE in str(error) and trio.current_time() > patience:
+                raise
+            if str(error) != told:
+                log.warning("waiting for the database: %s", error)
+            told = str(error)
+            status = {"pid": os.getpid(), "state": "starting", "waiting_for": told}
+            write_status(config.state_dir / STATUS_FILE, status)
+            await trio.sleep(DATABASE_SECONDS)
 
 
 async def _write_status(

@@ -18,7 +18,6 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import sqlalchemy as sa
 import trio
 
 from echo2.p2p.channel import answering, hold_against
@@ -43,6 +42,7 @@ from . import schema
 from .admission import AdmissionDesk
 from .broadcasts import BroadcastDesk
 from .heartbeats import HeartbeatDesk
+from .history import update
 from .intake_desk import IntakeDesk
 from .learner_desk import LearnerDesk
 from .lease_desk import LeaseDesk
@@ -52,7 +52,7 @@ from .office import WAIT_SECONDS_MAX, Office
 from .overview import Overview
 from .pool import Tally
 from .prompts import FolderText, PromptBook
-from .records import add_event, list_events
+from .records import list_events, record, storable
 from .run_life import RunLife
 from .scheduling import Scheduler
 from .scoring import ScoringTask
@@ -62,6 +62,8 @@ from .views import EventView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import sqlalchemy as sa
 
     from echo2.p2p.channel import Allowed, Answer
     from echo2.p2p.errors import ProtocolError
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from echo2.tasks.token_text import ModelText
 
     from .config import CoordinatorConfig
+    from .history import Change
     from .ledger import Ledger
     from .views import NodeView, PoolView, RunView
 
@@ -116,21 +119,31 @@ class CoordinatorService:
         self._transport = transport
         self._scorer = scorer
         self._unread = Unread(STRANGERS_UNREAD_MAX)
-        prompts = PromptBook(
-            run=config.run.name,
-            task=task or _task(config.run.spec),
-            spec=config.run.spec,
-            text=text or FolderText(config.run.model_dir),
-            seed=config.run.seed,
-            secret=ledger.secret(entropy(SECRET_BYTES)),
-        )
-        tally = Tally()
-        pool = load_pool(ledger, config)
-        run = load_run(ledger, config, prompts, pool, tally, now=clock(), wall=wall())
-        self._office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally, scorer)
-        office = self._office
-        if proved is not None:
-            office.proved = proved
+        loaded_task, loaded_text = task or _task(config.run.spec), text or FolderText(config.run.model_dir)
+
+        def load() -> tuple[Office, Scheduler]:
+            prompts = PromptBook(
+                run=config.run.name,
+                task=loaded_task,
+                spec=config.run.spec,
+                text=loaded_text,
+                seed=config.run.seed,
+                secret=ledger.secret(entropy(SECRET_BYTES)),
+            )
+            tally = Tally()
+            pool = load_pool(ledger, config)
+            run = load_run(ledger, config, prompts, pool, tally, now=clock(), wall=wall())
+            office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally, scorer)
+            if proved is not None:
+                office.proved = proved
+            return office, Scheduler(office)
+
+        self._load = load
+        self._set_up(*load())
+
+    def _set_up(self, office: Office, scheduler: Scheduler) -> None:
+        """Desks around what the ledger holds."""
+        self._office = office
         self._life = RunLife(office)
         self._overview = Overview(office, self._life)
         self._admission = AdmissionDesk(office)
@@ -140,11 +153,23 @@ class CoordinatorService:
         self._tokenizer = TokenizerDesk(office)
         self._intake = IntakeDesk(office)
         self._learner = LearnerDesk(office, self._broadcasts, self._life.settle)
-        self._scoring = ScoringTask(office, scorer, self._life.settle)
-        self._scheduler = Scheduler(office)
+        self._scoring = ScoringTask(office, self._scorer, self._life.settle)
+        self._scheduler = scheduler
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled. After a commit of which nobody knows whether it holds, begin anew from the ledger."""
+        while True:
+            self._open_desks()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._scoring.run)
+                await self._tick_until_in_doubt()
+                nursery.cancel_scope.cancel()
+            before = self._office
+            self._set_up(*await self._loaded_again())
+            before.retire()
+            log.warning("the database is back: everything was read from it again, as after a restart")
+
+    def _open_desks(self) -> None:
         office = self._office
         self._serve("hello", Hello, self._admission.hello, office.stranger)
         self._serve("heartbeat", Heartbeat, self._heartbeats.heartbeat, office.not_a_node)
@@ -156,9 +181,6 @@ class CoordinatorService:
         self._serve("admitted", AdmittedRequest, self._learner.admitted, office.not_the_learner)
         self._serve("report", LearnerReport, self._learner.report, office.not_the_learner)
         self._serve("publish", PublishRequest, self._learner.publish, office.not_the_learner)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._scoring.run)
-            nursery.start_soon(self._tick)
 
     # asked and told by the transport's side
 
@@ -209,7 +231,7 @@ class CoordinatorService:
             ]
 
     def decisions_view(self) -> list[dict[str, Any]]:
-        """Who was activated and released, and by which numbers; the newest first, of this process."""
+        """Who was activated and released, and by which numbers; the newest first, since the ledger was last loaded."""
         return [made.as_json() for made in reversed(self._scheduler.decisions)]
 
     # changed by operators, each on record
@@ -243,13 +265,12 @@ class CoordinatorService:
             else:
                 changes.finish(entry, "withdrawn", f"its node was suspended: {reason}"[:512])
         with office.ledger.transaction() as connection:
-            changes.write(connection, wall=office.wall())
-            self._record_node(connection, peer, "suspended", actor, reason)
+            self._record_node(connection, peer, "suspended", actor, reason, changes.listed(office.wall()))
         log.warning("%s was suspended by %s: %s", node.name, actor, reason, extra={"peer": peer})
         changes.apply()
         office.run.withdraw |= dict.fromkeys(asked, False)
         node.state, node.state_reason = "suspended", reason
-        office.run.leases.release_peer(peer)
+        office.note_ended(office.run.leases.release_peer(peer), "released: its node was suspended")
         office.note_holding(peer)
         office.run.forget_plans()
         for bell in (office.news, office.work, office.admissions):
@@ -260,7 +281,7 @@ class CoordinatorService:
         office = self._office
         node = office.pool.nodes[peer]
         with office.ledger.transaction() as connection:
-            self._record_node(connection, peer, "active", actor, reason)
+            self._record_node(connection, peer, "active", actor, reason, [])
         log.info("%s was restored by %s: %s", node.name, actor, reason, extra={"peer": peer})
         node.state, node.state_reason = "active", ""
         node.slice_accepted()
@@ -294,8 +315,8 @@ class CoordinatorService:
         self._office.complain(peer, error)
         hold_against(self._transport, peer, error)
 
-    async def _tick(self) -> None:
-        while True:
+    async def _tick_until_in_doubt(self) -> None:
+        while not self._office.ledger.in_doubt:
             self._leases.expire()
             self._scheduler.look()
             self._heartbeats.note_installed()
@@ -305,15 +326,34 @@ class CoordinatorService:
                     self._office.ledger.probe()
             await trio.sleep(TICK_SECONDS)
 
+    async def _loaded_again(self) -> tuple[Office, Scheduler]:
+        """What the ledger holds, as soon as it can be read. Until then every change is refused."""
+        ledger = self._office.ledger
+        while True:
+            with suppress(LedgerUnavailable):
+                ledger.probe()
+                ledger.in_doubt = False
+                try:
+                    return self._load()
+                except LedgerUnavailable:
+                    ledger.in_doubt = True
+            await trio.sleep(TICK_SECONDS)
+
     def _check_run(self, run: str) -> None:
         if run != self._office.run.name:
             raise KeyError(run)
 
-    def _record_node(self, connection: sa.Connection, peer: str, state: str, actor: str, reason: str) -> None:
-        table = schema.nodes
-        connection.execute(sa.update(table).where(table.c.peer == peer).values(state=state, reason=reason))
-        add_event(
-            connection, wall=self._office.wall(), actor=actor, action=f"node {state}", subject=peer, reason=reason
+    def _record_node(
+        self, connection: sa.Connection, peer: str, state: str, actor: str, reason: str, changes: list[Change]
+    ) -> None:
+        record(
+            connection,
+            [*changes, update("nodes", [peer], {"state": state, "reason": storable(reason)})],
+            wall=self._office.wall(),
+            actor=actor,
+            action=f"node {state}",
+            subject=peer,
+            reason=reason,
         )
 
 

@@ -5,6 +5,8 @@ TEMPLATE = """\
 # Lines that start with '# ' and a key show the default; take the '# ' away to change it.
 
 # state_dir = "state"                     # key, ledger, lock and status
+# database = ""                           # "postgresql+psycopg://echo2@db.example.org/echo2"; else SQLite in state_dir
+# database_password_file = ""             # its first line is the password; else libpq looks (PGPASSFILE, ~/.pgpass)
 # listen = ["/ip4/0.0.0.0/tcp/4001"]      # where nodes and the learner connect
 # announce = []                           # addresses nodes are told instead, e.g. ["/dns/pool.example.org/tcp/4001"]
 # heartbeat_seconds = 10.0                # a node is dead after three missed ones
@@ -23,6 +25,9 @@ TEMPLATE = """\
 # spend_ceiling_hour = 0.0                # dollars; all working nodes together; 0 = any
 # order = "price"                         # or "shuffle": prices are not looked at, for comparison
 # shuffle_seed = 0
+
+[credit]
+# consumed_micros = 1000000               # millionths of a credit for each rollout that is trained on; 0 = none
 
 [run]
 name = "run-1"

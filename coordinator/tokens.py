@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from echo2.p2p.join import TOKEN_CHARACTERS
 
 from . import schema
-from .records import add_event
+from .history import insert
+from .records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,10 +49,16 @@ def issue_token(
     expires = None if expires_seconds is None else wall + expires_seconds
     digest = hashlib.sha256(token.encode()).digest()
     with ledger.transaction() as connection:
-        connection.execute(
-            sa.insert(schema.tokens).values(hash=digest, quota=uses, used=0, expires=expires, created=wall)
+        row = {"hash": digest, "quota": uses, "used": 0, "expires": expires, "created": wall}
+        record(
+            connection,
+            [insert("tokens", row)],
+            wall=wall,
+            actor=actor,
+            action="token made",
+            subject=f"{uses} uses",
+            reason=reason,
         )
-        add_event(connection, wall=wall, actor=actor, action="token made", subject=f"{uses} uses", reason=reason)
     return token
 
 

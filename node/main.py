@@ -38,6 +38,7 @@ from .process_engine import ProcessEngine
 from .receipts import checked, coordinator_of, kept_receipts
 from .service import NodeService
 from .spool import Spool
+from .statements import faults, lines, read_statement
 from .status import NodeStatus, table
 
 KEY_FILE = "identity.key"
@@ -238,6 +239,29 @@ def receipts(
         typer.echo(line)
     typer.echo(kept.verdict(signer), err=True)
     if kept.bad:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def statement(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Statements that the operator sent.")],
+    home: Home = HOME_DEFAULT,
+    coordinator: Annotated[
+        str, typer.Option(help="Peer id of the coordinator that signed; that of the join string unless said.")
+    ] = "",
+) -> None:
+    """Check signed statements of credits and payments, without the network. Exit 1 when something is wrong.
+
+    Of several, also that they do not contradict each other: give those that you kept, with the newest.
+    """
+    folder = _existing(home)
+    signer = coordinator or coordinator_of(folder)
+    found = [read_statement(path, signer) for path in files]
+    for line in lines(found):
+        typer.echo(line)
+    wrong = faults(found, load_or_create_identity(folder / KEY_FILE).peer_id)
+    typer.echo("; ".join(f"NOT RIGHT: {fault}" for fault in wrong) or f"signed by {signer}, and unaltered", err=True)
+    if wrong:
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Record)
 
-Label = Literal["manifest", "run", "heartbeat", "notice", "plan", "ticket", "receipts"]
+Label = Literal["manifest", "run", "heartbeat", "notice", "plan", "ticket", "receipts", "statement", "chain"]
 
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")
 """identity multihash of the 36-byte protobuf (key type Ed25519, 32 bytes of key): libp2p's peer id for Ed25519."""

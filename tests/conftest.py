@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from postgresql import Server, programs
 
 VOCABULARY = 15
 
@@ -74,6 +75,29 @@ def write_random_adapter(path: Path, *, seed: int, width: int = 32) -> Path:
 
 def sha256_of(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
+
+
+@pytest.fixture(scope="session")
+def postgresql():
+    """A PostgreSQL server of the tests' own."""
+    found = programs()
+    if found is None:
+        pytest.skip("no PostgreSQL here: apt-get install postgresql")
+    pytest.importorskip("psycopg", reason="no driver here: pip install 'psycopg[binary]'")
+    server = Server(found)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request, tmp_path):
+    """An empty database, of each kind in turn."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.sqlite3'}"
+    return request.getfixturevalue("postgresql").emptied()
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,8 @@ async def test_two_steps_of_the_race_on_real_processes(tmp_path):
         assert summary["rollouts"]["rejected"] == 0
         assert demo.metrics()[0]["kl"] < HONEST_KL_MAX
         rows = demo.ledger(
-            "SELECT tokens, spans, reward, claimed_reward, details FROM rollouts WHERE state = 'consumed'"
+            "SELECT tokens, spans, reward, claimed_reward, details "
+            "FROM rollouts JOIN contents USING (id) WHERE state = 'consumed'"
         )
         assert len(rows) == 512
         several = [spans for _, spans, *_ in rows if spans]

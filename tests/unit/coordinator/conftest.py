@@ -96,6 +96,14 @@ class DigitText:
         return ["".join(str(token) for token in response if token < 10) for response in tokens]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What a quicker test does to the tables too runs on PostgreSQL in `make test-all` only."""
+    for item in items:
+        if item.get_closest_marker("slow_on_postgresql") and "[postgresql" in item.name:
+            item.add_marker(pytest.mark.slow)
+
+
 @dataclass
 class World:
     """The network, the coordinator's files, and whatever peers the test brings."""
@@ -111,8 +119,13 @@ class World:
     activation: dict = field(default_factory=dict)
     proved: object = None
     service: CoordinatorService = None
+    database_url: str = ""
     coordinator = identity(1)
     learner_identity = identity(2)
+
+    @property
+    def url(self):
+        return self.database_url or f"sqlite:///{self.path}"
 
     def config(self):
         run = {
@@ -134,7 +147,7 @@ class World:
     @asynccontextmanager
     async def serving(self):
         """A coordinator process from start to kill: what is not in the ledger is gone afterwards."""
-        ledger = open_ledger(f"sqlite:///{self.path}", busy_seconds=0.01)
+        ledger = open_ledger(self.url, busy_seconds=0.01, exclusive=True, clock=trio.current_time)
         body_error = None
         async with self.network.transport(self.coordinator) as transport, trio.open_nursery() as nursery:
             self.service = self.make(ledger, transport)
@@ -384,5 +397,5 @@ def tools():
 
 
 @pytest.fixture
-def world(tmp_path):
-    return World(tmp_path / "ledger.sqlite3")
+def world(tmp_path, database_url):
+    return World(tmp_path / "ledger.sqlite3", database_url=database_url)

@@ -27,6 +27,7 @@ async def publish(learner, version, base, told=None):
     return payload_hash(signed)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_an_adapters_base_is_served_beside_it(autojump_clock, world):
     """Both with a plan and a ticket for the asker; an adapter that is no longer the newest is not."""
     async with world.serving(), world.learner() as learner, world.node(10) as node:
@@ -45,6 +46,7 @@ async def test_an_adapters_base_is_served_beside_it(autojump_clock, world):
         assert refused.value.code == "superseded"
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_base_that_was_never_published_whole_is_refused(autojump_clock, world):
     """Unknown here, or an adapter itself: no node could use it."""
     async with world.serving(), world.learner() as learner:
@@ -57,6 +59,7 @@ async def test_a_base_that_was_never_published_whole_is_refused(autojump_clock, 
             await publish(learner, 4, adapter)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_ledger_that_has_forgotten_the_base_is_told_of_it(autojump_clock, world):
     """With the adapter, in the bytes it was published in; nothing is leased under it, and it outlives a restart."""
     async with world.serving(), world.learner() as learner:

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from echo2.coordinator.config import ActivationConfig, CoordinatorConfig, RestConfig, RunConfig, load_config
+from echo2.coordinator.config import (
+    ActivationConfig,
+    CoordinatorConfig,
+    CreditConfig,
+    RestConfig,
+    RunConfig,
+    load_config,
+)
+from echo2.coordinator.database import read_password
 from echo2.coordinator.operator_token import load_operator_token_hash, make_operator_token
 from echo2.coordinator.template import TEMPLATE
 from echo2.p2p.errors import ConfigurationError
@@ -89,9 +97,9 @@ def test_template_shows_every_key_with_its_default(tmp_path):
     (tmp_path / "short.toml").write_text(text)
     (tmp_path / "long.toml").write_text(re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE))
     assert load_config(tmp_path / "short.toml") == load_config(tmp_path / "long.toml")
-    for model in (CoordinatorConfig, RestConfig, RunConfig, ActivationConfig):
+    for model in (CoordinatorConfig, RestConfig, CreditConfig, ActivationConfig, RunConfig):
         for key in model.model_fields:
-            if key not in {"rest", "run", "activation"}:
+            if key not in {"rest", "credit", "activation", "run"}:
                 assert re.search(rf"^(# )?{key} = ", TEMPLATE, flags=re.MULTILINE), key
 
 
@@ -147,3 +155,39 @@ def test_a_tasks_options_are_a_table_and_a_path_in_it_starts_at_the_file():
     assert (spec.name, dict(spec.options)) == ("file", {"path": "/srv/pool/own.py", "share": 0.5})
     assert make(task_options={"path": "/x/own.py"}).run.spec.options["path"] == "/x/own.py"
     assert "bytes of JSON" in wrong(task_options={"long": "x" * 5000})
+
+
+@pytest.mark.parametrize("url", ["postgresql://echo2@db/echo2", "postgresql+psycopg://echo2@db/echo2"])
+def test_a_postgresql_database_is_named_by_its_address(tmp_path, url):
+    """Its password is in a file beside the settings, never in them."""
+    text = f'database = "{url}"\ndatabase_password_file = "secret"\n' + TEMPLATE.replace("PEER_ID", LEARNER)
+    (tmp_path / "c.toml").write_text(text)
+    config = load_config(tmp_path / "c.toml")
+    assert config.ledger_url == url
+    assert config.database_password_file == tmp_path / "secret"
+    with pytest.raises(ConfigurationError, match="secret"):
+        read_password(config.database_password_file)
+    (tmp_path / "secret").write_text("\n")
+    with pytest.raises(ConfigurationError, match="is empty"):
+        read_password(config.database_password_file)
+    (tmp_path / "secret").write_text("pass word\nno more\n")
+    assert read_password(config.database_password_file) == "pass word"
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("postgresql://echo2:hush@db/echo2", "take the password out of database"),
+        ("postgresql://echo2@db/echo2?password=hush", "take the password out of database"),
+        ("mysql://echo2:hush@db/echo2", r"database must be postgresql\+psycopg://"),
+        ("sqlite:///x", r"database must be postgresql\+psycopg://"),
+        ("hush", r"database must be postgresql\+psycopg://"),
+        ("postgresql://echo2:hush@db:port/echo2", r"database must be postgresql\+psycopg://"),
+    ],
+)
+def test_other_databases_are_refused(tmp_path, url, told):
+    """In words, and without the password."""
+    (tmp_path / "c.toml").write_text(f'database = "{url}"\n' + TEMPLATE.replace("PEER_ID", LEARNER))
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        load_config(tmp_path / "c.toml")
+    assert "hush" not in str(refused.value)

@@ -99,6 +99,7 @@ async def begun(world, node, learner):
     raise AssertionError("the baseline evaluation does not end")
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_lease_has_the_opening_and_what_turns_need(game):
     """The prompt is the environment's first word under H(seed, "env"); all samples of a group share it."""
     async with game.serving(), game.node(3) as node, game.learner() as learner:
@@ -111,6 +112,7 @@ async def test_a_lease_has_the_opening_and_what_turns_need(game):
         assert len({lease.prompt_tokens for lease in leases if lease.ordinal == 0}) == 1
 
 
+@pytest.mark.slow_on_postgresql
 async def test_each_turn_is_begun_as_the_task_says(game):
     """The prompt ends with it, and so does what is put in behind every answer."""
     game.task.prefill = "1+"
@@ -142,6 +144,7 @@ async def test_an_honest_episode_is_admitted_with_our_reward_spans_and_details(g
         assert set(baseline.details) == {"wins", "rules_broken", "turns"}
 
 
+@pytest.mark.slow_on_postgresql
 async def test_where_the_context_is_short_the_lease_says_how_long_and_the_replay_knows(game):
     """The opening takes 5 of 14 tokens: 9 are left, and an episode cut off there is an honest one."""
     short = simulated_text().card.model_copy(update={"context_tokens": 14})
@@ -194,6 +197,7 @@ def extra_turn(lease, sample):
     return record(sample, longer, 1.0)
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize(
     ("lie", "code"),
     [(other_reward, "reward"), (other_answer, "replay"), (dropped_turn, "replay"), (extra_turn, "replay")],
@@ -220,6 +224,7 @@ async def test_a_lie_costs_the_whole_slice_and_its_slots_are_leased_again(game, 
         assert {each.seed for each in again if each.ordinal == lease.ordinal} == {lease.seed}
 
 
+@pytest.mark.slow_on_postgresql
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -240,6 +245,7 @@ async def test_what_is_no_episode_is_refused_at_the_door(game, changes, code):
         assert ack.reason.startswith(code)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_an_inserted_token_with_a_logprob_is_refused(game):
     """Nobody drew it."""
     async with game.serving(), game.node(3) as node, game.learner() as learner:
@@ -283,6 +289,7 @@ class Failing(InlineScorer):
         ]
 
 
+@pytest.mark.slow_on_postgresql
 async def test_where_our_environment_fails_the_reward_is_0_with_the_reason(game):
     """As with every scorer: a slow machine of ours is no fault of the node's."""
     game.scorer = Failing({"race": game.task})
@@ -306,6 +313,7 @@ class Down(InlineScorer):
         return await super().play(items)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_without_a_worker_no_lease_goes_out_and_the_node_is_told_why(game):
     """And it gets one when the worker is back."""
     game.scorer = Down({"race": game.task})
@@ -320,6 +328,7 @@ async def test_without_a_worker_no_lease_goes_out_and_the_node_is_told_why(game)
         assert (await node.lease()).leases
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_restart_forgets_no_span_claim_or_detail(game):
     """What was held is judged after the restart, what was admitted goes to the learner whole."""
     game.scorer = Down({"race": game.task})
@@ -349,6 +358,7 @@ async def test_a_restart_forgets_no_span_claim_or_detail(game):
         assert baseline.details["turns"] > 0
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_node_gets_the_tokenizer_in_pieces(game):
     """Its bytes hash to what the descriptor names; a stranger gets nothing."""
     async with game.serving(), game.node(3) as node, game.node(4) as stranger, game.learner() as learner:
@@ -370,6 +380,7 @@ async def test_no_tokenizer_goes_out_in_a_run_of_one_turn(autojump_clock, world)
             await node.ask("tokenizer", TokenizerRequest(run="r1", offset=0), TokenizerReply)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_the_environment_of_a_group_does_not_depend_on_who_asks(game):
     """A reissue has the same seed and so the same opening; another group has another."""
     async with game.serving(), game.node(3) as node, game.learner() as learner:

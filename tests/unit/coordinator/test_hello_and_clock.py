@@ -11,6 +11,8 @@ from echo2.coordinator import schema
 from echo2.coordinator.admission import HELLO_BURST, HELLO_SECONDS, KEYS_MAX, HelloRate
 from echo2.p2p.errors import Refused
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 
 def test_a_key_may_say_so_many_hellos_and_then_one_at_a_time():
     """Twenty at once, the next after 2 s; asking too early costs nothing; another key has its own."""

@@ -12,6 +12,8 @@ from echo2.p2p.errors import Refused, Unreachable
 from echo2.p2p.guards import OFFENCES_MAX
 from echo2.p2p.messages import Heartbeat, HeartbeatBody, HeartbeatReply, Message, Welcome
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 AGAIN = OFFENCES_MAX + 2
 """More often than the transport bears breaches of the protocol."""
 

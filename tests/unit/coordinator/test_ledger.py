@@ -34,6 +34,11 @@ def add_large(ledger, length_bytes):
         connection.execute(sa.insert(schema.meta).values(key="large", value=bytes(length_bytes)))
 
 
+def arrive(connection, entry):
+    changes = records.arrived_rollouts("r", [records.Verdict(entry, "held")], wall=1.0)
+    records.record(connection, changes, wall=1.0, actor="peer", action="rollouts arrived", kind="flow")
+
+
 def events(ledger):
     with ledger.reading() as connection:
         return [row.reason for row in records.list_events(connection, limit=10)]
@@ -88,7 +93,7 @@ def test_an_unknown_schema_version_is_refused(path):
         pass
     with closing(sqlite3.connect(path)) as raw, raw:
         raw.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (b"99",))
-    with pytest.raises(ConfigurationError, match="schema version 99, this software knows 2"):
+    with pytest.raises(ConfigurationError, match="schema version 99, this software knows 3"):
         open_ledger(sqlite_url(path))
 
 
@@ -208,10 +213,10 @@ def test_a_rollout_is_unique_by_run_lease_and_sample(path):
     entry = records.RolloutEntry(1, b"l" * 16, 0, "peer", "train", 0, 0, "held", "", "stop", b"", b"")
     with closing(open_ledger(sqlite_url(path))) as ledger:
         with ledger.transaction() as connection:
-            records.add_rollouts(connection, "r", [records.Verdict(entry, "held")], wall=1.0)
+            arrive(connection, entry)
         entry.id = 2
         with pytest.raises(sa.exc.IntegrityError), ledger.transaction() as connection:
-            records.add_rollouts(connection, "r", [records.Verdict(entry, "held")], wall=1.0)
+            arrive(connection, entry)
         with ledger.reading() as connection:
             assert connection.scalar(sa.select(sa.func.count()).select_from(schema.rollouts)) == 1
 

@@ -9,6 +9,8 @@ from echo2.coordinator import broadcasts
 from echo2.p2p.errors import Refused
 from echo2.p2p.messages import ManifestReply, PublishReply
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 WIDE = "\N{GRINNING FACE}"
 """Four bytes of UTF-8."""
 

@@ -36,6 +36,7 @@ async def begun(world, learner, node):
     return rollouts
 
 
+@pytest.mark.slow_on_postgresql
 async def test_the_learner_is_told_what_the_ledger_knows(autojump_clock, world):
     """The newest manifest, the highest epoch, the last report and sequence; another incarnation after a restart."""
     async with world.learner() as learner, world.node(10) as node:
@@ -83,6 +84,7 @@ async def test_a_learner_put_back_goes_on_from_its_version(autojump_clock, world
             assert (world.run.epoch, world.run.version) == (1, 1)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_learner_that_lost_everything_is_turned_away(autojump_clock, world):
     """Version 0 again after version 2: refused for good in one line, nothing more is leased, and the pool says why;
     with a checkpoint put back all goes on."""
@@ -101,6 +103,7 @@ async def test_a_learner_that_lost_everything_is_turned_away(autojump_clock, wor
         assert (await node.lease(samples=2)).leases
 
 
+@pytest.mark.slow_on_postgresql
 async def test_words_of_a_learner_before_it_was_put_back_change_nothing(autojump_clock, world, tools):
     """A report of the older epoch, late on its way, speaks of steps that are undone; who still says it is to stop."""
     async with world.serving(), world.learner() as learner, world.node(10) as node:
@@ -137,6 +140,7 @@ async def test_a_ledger_that_knows_no_step_takes_a_run_over(autojump_clock, worl
             assert min(lease.ordinal for lease in await node.work(samples=4)) == 5
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_learner_ahead_of_the_ledger_is_answered_at_once(autojump_clock, world):
     """It asks behind a sequence that this ledger never gave: it need not wait to find out."""
     async with world.serving(), world.learner() as learner:
@@ -146,6 +150,7 @@ async def test_a_learner_ahead_of_the_ledger_is_answered_at_once(autojump_clock,
         assert trio.current_time() - before < 1.0
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_learner_that_names_more_groups_than_its_steps_hold_is_refused(autojump_clock, world):
     """They are not listed one by one until memory ends; the next report is served."""
     async with world.serving(), world.learner() as learner, world.node(10) as node:

@@ -10,6 +10,8 @@ import pytest
 import trio
 import trio.testing
 
+from echo2.coordinator import schema
+from echo2.coordinator.cells import check_cell
 from echo2.coordinator.ledger import LedgerUnavailable, open_ledger, open_ledger_to_read, sqlite_url
 from echo2.p2p.errors import ConfigurationError, Refused
 from echo2.tasks.scorer import InlineScorer, ScorerUnavailable
@@ -224,25 +226,31 @@ rollouts SET state = 'odd'
 rollouts SET kind = 'odd'
 rollouts SET receipt_sequence = 'x' || receipt_sequence
 rollouts SET finish = 'odd' WHERE state = 'held'
-rollouts SET spans = x'00' WHERE state = 'held'
+contents SET spans = x'00' WHERE id IN (SELECT id FROM rollouts WHERE state = 'held')
 rollouts SET details = '{' WHERE state = 'held'
-rollouts SET tokens = 'text' WHERE state = 'held'
+contents SET tokens = 'text' WHERE id IN (SELECT id FROM rollouts WHERE state = 'held')
 rollouts SET sample = 'x' || sample WHERE state = 'held'
 rollouts SET peer = 'nobody' WHERE state = 'admitted'
+contents SET logprobs = 'text' WHERE id IN (SELECT id FROM rollouts WHERE state = 'admitted')
+contents SET id = id + 1000 WHERE id IN (SELECT id FROM rollouts WHERE state = 'held')
 leases SET sample_first = 'x'
 leases SET ordinal = 'x'
 leases SET lease_id = x'00' WHERE id = (SELECT max(id) FROM leases)
 leases SET kind = 'odd' WHERE kind = 'train'
+leases SET ended = x'00' WHERE kind = 'train'
 leases SET sample_count = 1000 WHERE kind = 'train'
 evaluations SET purpose = 'odd'
 evaluations SET samples = 0, finished = NULL
 evaluations SET count = 'x'
+postings SET hash = 'text'
+postings SET hash = x'00'
 meta SET value = x'00' WHERE key = 'secret'
 meta SET value = 'text' WHERE key = 'secret'
 meta SET key = 'gone' WHERE key = 'secret'
 """.splitlines()
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_a_ledger_that_is_not_as_it_was_written_is_told_of(autojump_clock, world, tools):
     """One error with what to do, whatever the cell, before anything is served; no seed is made anew."""
 
@@ -293,7 +301,7 @@ def test_a_damaged_version_is_told_of(tmp_path, value):
     open_ledger(sqlite_url(path)).close()
     with closing(sqlite3.connect(path)) as raw, raw:
         raw.execute(f"UPDATE meta SET value = {value}")
-    for opened in (lambda: open_ledger(sqlite_url(path)), lambda: open_ledger_to_read(path)):
+    for opened in (lambda: open_ledger(sqlite_url(path)), lambda: open_ledger_to_read(sqlite_url(path))):
         with pytest.raises(ConfigurationError, match=r"the ledger .* (is damaged|has schema version|UTF-8)"):
             opened()
 
@@ -308,6 +316,20 @@ def test_a_schema_that_is_no_text_is_told_of(tmp_path):
     whole = b"tabletokenstokens"
     assert path.read_bytes().count(whole) == 1
     path.write_bytes(path.read_bytes().replace(whole, b"table\xff\xfekenstokens"))
-    for opened in (lambda: open_ledger(sqlite_url(path)), lambda: open_ledger_to_read(path)):
+    for opened in (lambda: open_ledger(sqlite_url(path)), lambda: open_ledger_to_read(sqlite_url(path))):
         with pytest.raises(ConfigurationError, match=r"the ledger .*malformed database schema .* restore a backup"):
             opened()
+
+
+def test_amounts_alone_may_be_below_nothing():
+    """A payment is taken off a balance; no other whole number of the ledger is negative."""
+    check_cell(schema.postings.c.amount_micros, -1)
+    with pytest.raises(ValueError, match=r"postings\.quantity is -1"):
+        check_cell(schema.postings.c.quantity, -1)
+
+
+@pytest.mark.parametrize("column", [schema.events.c.kind, schema.postings.c.kind, schema.postings.c.unit])
+def test_words_of_the_log_and_of_postings_are_known(column):
+    """As of every column that holds one of a few words."""
+    with pytest.raises(ValueError, match="is 'odd'"):
+        check_cell(column, "odd")

@@ -9,6 +9,8 @@ from echo2.coordinator.ledger import LedgerUnavailable
 from echo2.coordinator.pool import NodeEntry, Pool
 from echo2.p2p.identity import Identity
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 CHEAP, DEAR, FREE = 10, 11, 12
 
 

@@ -91,6 +91,7 @@ async def test_a_new_node_needs_a_token_and_a_known_one_does_not(autojump_clock,
         assert refused.value.code == "hello_first"
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_node_too_old_is_told_what_it_needs(autojump_clock, world):
     """Without a common wire version the refusal names ours."""
     async with world.serving(), world.node(10) as node:
@@ -99,6 +100,7 @@ async def test_a_node_too_old_is_told_what_it_needs(autojump_clock, world):
         assert (refused.value.code, refused.value.retry_seconds) == ("wire_version", None)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_only_the_configured_key_is_the_learner(autojump_clock, world):
     """Another key is refused the role and every request of it."""
     async with world.serving(), world.learner(3) as other:
@@ -130,6 +132,7 @@ async def test_a_held_heartbeat_is_answered_when_a_snapshot_is_published(autojum
         assert 3.0 < seconds < 3.5
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_held_heartbeat_without_news_comes_back_after_its_hold(autojump_clock, world):
     """The hold is bounded by what the node asked for."""
     async with world.serving(), world.node(10) as node:
@@ -139,6 +142,7 @@ async def test_a_held_heartbeat_without_news_comes_back_after_its_hold(autojump_
         assert trio.current_time() - started == pytest.approx(5.0, abs=0.1)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_second_process_with_the_same_key_is_noticed(autojump_clock, world):
     """Once a new session has begun, the older one is refused."""
     async with world.serving(), world.node(10) as node:
@@ -273,6 +277,7 @@ async def test_a_node_that_is_always_refused_rests(autojump_clock, world, tools)
         assert (await node.lease(samples=2, wait=25.0)).leases
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_lease_request_waits_for_work(autojump_clock, world, tools):
     """While pacing is at its bound the request is held; a step makes room and it is answered."""
     async with world.serving(), world.learner() as learner, world.node(10) as node, trio.open_nursery() as nursery:
@@ -339,6 +344,7 @@ async def test_publish_is_ordered_and_can_be_repeated(autojump_clock, world):
             await learner.publish(epoch=1, version=5)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_an_address_that_is_only_claimed_makes_nobody_a_source(autojump_clock, world):
     """The plan and the views have proved addresses alone; new proofs make a new plan."""
     found = {}
@@ -363,6 +369,7 @@ async def test_an_address_that_is_only_claimed_makes_nobody_a_source(autojump_cl
         ]
 
 
+@pytest.mark.slow_on_postgresql
 async def test_the_relay_and_the_dial_back_are_for_admitted_peers(autojump_clock, world):
     """The learner and active nodes; not strangers, not the suspended."""
     async with world.serving(), world.node(10) as node, world.learner() as learner:
@@ -374,6 +381,7 @@ async def test_the_relay_and_the_dial_back_are_for_admitted_peers(autojump_clock
         assert not world.service.admitted(node.peer_id)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_breach_is_held_against_its_peer_at_the_transport(autojump_clock, world):
     """So that a peer which goes on with it is refused, whatever key to the pool it has."""
     async with world.serving(), world.node(10) as node:
@@ -383,6 +391,7 @@ async def test_a_breach_is_held_against_its_peer_at_the_transport(autojump_clock
         assert coordinator.offences == {node.peer_id: 1}
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_late_joiner_is_in_the_plan_it_is_sent(autojump_clock, world):
     """The plan made at publish knew no node; the one sent to the asker has it, and its ticket."""
     async with world.serving(), world.learner() as learner, world.node(10) as node, world.node(11) as other:
@@ -415,6 +424,7 @@ async def test_t_bcast_is_measured_to_the_quorum(autojump_clock, world):
         assert world.run.t_bcast_seconds == pytest.approx(3.0, abs=0.1)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_paused_node_is_not_waited_for(autojump_clock, world):
     """T_bcast and the plan leave out a node that says it is paused: it installs nothing."""
     async with world.serving(), world.learner() as learner, world.node(10) as busy, world.node(11) as paused:
@@ -478,6 +488,7 @@ async def test_pause_resume_and_stop(autojump_clock, world, tools):
             service.pause_run("other", actor="operator", reason="")
 
 
+@pytest.mark.slow_on_postgresql
 async def test_the_pool_says_why_nothing_moves(autojump_clock, world):
     """Each wait has its reason in the run's view."""
     async with world.serving(), world.learner() as learner, world.node(10) as node:
@@ -502,6 +513,7 @@ async def test_the_pool_says_why_nothing_moves(autojump_clock, world):
         assert world.run.waiting == ""
 
 
+@pytest.mark.slow_on_postgresql
 async def test_what_keeps_the_learner_is_told_where_the_run_waits_for_it(autojump_clock, world):
     """Pacing alone would look like a busy learner; its own words say that its disk is full."""
     async with world.serving(), world.learner() as learner, world.node(10) as node:
@@ -521,11 +533,12 @@ async def test_changed_terms_of_a_run_are_refused(autojump_clock, world):
         pass
     world.run_settings = {"n": 8}
     async with world.network.transport(world.coordinator) as transport:
-        with closing(open_ledger(f"sqlite:///{world.path}")) as ledger, pytest.raises(ConfigurationError) as refused:
+        with closing(open_ledger(world.url)) as ledger, pytest.raises(ConfigurationError) as refused:
             world.make(ledger, transport)
     assert "begun with n = 4, the configuration now says 8" in str(refused.value)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_an_empty_pool_is_no_slow_broadcast(autojump_clock, world):
     """The first node joins an hour after the snapshot: T_bcast counts from then."""
     async with world.serving(), world.learner() as learner, world.node(10) as node:
@@ -535,6 +548,7 @@ async def test_an_empty_pool_is_no_slow_broadcast(autojump_clock, world):
         assert world.run.t_bcast_seconds == pytest.approx(0.0, abs=1.0)
 
 
+@pytest.mark.slow_on_postgresql
 async def test_a_relay_that_lets_others_wait_becomes_a_leaf(autojump_clock, world):
     """Two nodes' word, said with their next sign of life, counts in the next plan, and no longer ten minutes later."""
     async with world.serving(), world.learner() as learner, AsyncExitStack() as stack:

@@ -9,6 +9,8 @@ from echo2.p2p.codec import LENGTH
 from echo2.p2p.errors import Refused, Stalled, Unreachable
 from echo2.p2p.messages import Ack, PeerAddress
 
+pytestmark = pytest.mark.slow_on_postgresql
+
 LARGE = {"rollouts": "hello_first", "report": "not_the_learner", "publish": "not_the_learner"}
 """Protocols whose requests may be longer than what a stranger may send, and what is said to it."""
 

@@ -91,7 +91,8 @@ def test_the_volunteers_options_have_the_defaults_they_have():
 
 def test_the_settings_shown_exist():
     """Keys of both settings files, in the examples and in the tables."""
-    coordinator, learner = re.findall(r"```toml\n(.*?)```", text("operators.md"), re.DOTALL)
+    coordinator, learner, database = re.findall(r"```toml\n(.*?)```", text("operators.md"), re.DOTALL)
+    assert set(tomllib.loads(database)) <= set(CoordinatorConfig.model_fields)
     shown = tomllib.loads(coordinator)
     assert set(shown.pop("run")) <= set(RunConfig.model_fields)
     assert set(shown) <= set(CoordinatorConfig.model_fields)
