@@ -46,6 +46,9 @@ PRIOR_SECONDS = 60.0
 """What the benchmark of probation counts for, in seconds of holding: half of what decides after one half-life, nothing
 after ten. A node's first lease would otherwise be all that is known of it."""
 
+STEPS_MAX = 1e6
+"""Far above any budget of staleness: more steps than this are no estimate."""
+
 ESTIMATE_STEPS = 32
 """Training steps whose median is T_train: recent enough to follow a change, many enough to ignore one slow step."""
 
@@ -79,12 +82,17 @@ def staleness_estimate(
     """Delta = kappa + ceil((T_bcast + L + R / mu_pool) / T_train) - 1; the bound Delta_max has L = 0. None: unknown."""
     if t_train <= 0 or mu_pool <= 0:
         return None
-    return kappa + math.ceil((t_bcast + lease_seconds + rollouts_per_step / mu_pool) / t_train) - 1
+    return kappa + _steps(t_bcast + lease_seconds + rollouts_per_step / mu_pool, t_train) - 1
 
 
 def staleness_bound_under_overlap(*, kappa: int, t_train: float, t_bcast: float) -> int:
     """Under equation 1: Delta <= kappa + ceil((1 - 1 / kappa) T_bcast / T_train)."""
-    return kappa + math.ceil((1 - 1 / kappa) * t_bcast / t_train)
+    return kappa + _steps((1 - 1 / kappa) * t_bcast, t_train)
+
+
+def _steps(seconds: float, t_train: float) -> int:
+    """Training steps begun in so many seconds; bounded, as a learner may report that a step took next to no time."""
+    return math.ceil(min(seconds / t_train, STEPS_MAX))
 
 
 def feasible(

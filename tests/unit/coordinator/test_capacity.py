@@ -229,3 +229,13 @@ def test_the_noise_of_a_rate_is_what_is_promised(slice_seconds):
         seen.append((meter.rate(900.0) or 0.0) * slice_seconds / 2)
     assert statistics.mean(seen) == pytest.approx(1.0, abs=0.03)
     assert statistics.stdev(seen) == pytest.approx(math.sqrt(slice_seconds / 346), rel=0.2)
+
+
+def test_a_step_that_took_next_to_no_time_is_no_overflow():
+    """The quotient is infinite; the estimate is bounded."""
+    least = 5e-324
+    found = capacity.staleness_estimate(
+        kappa=2, t_train=least, t_bcast=1.0, lease_seconds=0.0, rollouts_per_step=8, mu_pool=1.0
+    )
+    assert found == 2 + int(capacity.STEPS_MAX) - 1
+    assert capacity.staleness_bound_under_overlap(kappa=2, t_train=least, t_bcast=1.0) == 2 + int(capacity.STEPS_MAX)
