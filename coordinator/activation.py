@@ -49,13 +49,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from .activation_records import Assignment, Considered, Decision, Need, State
+from .activation_targets import shared_targets, smoothed
 from .money import dollars
 from .selection import Cover, Offer, by_rho, cheapest_cover, in_order, mu_of, price_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .activation_records import Action, Candidate, Cause, Look, Rules
+    from .activation_records import Action, Cause, Look, Rules
 
 CONSIDERED_MAX = 64
 """Candidates that a decision carries, those of the lowest rho: a record stays small in a pool of thousands."""
@@ -78,7 +79,7 @@ class _Table:
 
     def __init__(self, state: State, look: Look, now: float, rules: Rules) -> None:
         self.before, self.look, self.now, self.rules = state, look, now, rules
-        self.smooth = _smoothed(state, look, now, rules)
+        self.smooth = smoothed(state, look, now, rules)
         self.candidates = {each.peer: replace(each, mu=self.smooth.get(each.peer)) for each in look.candidates}
         self.assigned = {
             peer: given if given.mu else replace(given, mu=self.smooth.get(peer, 0.0))
@@ -91,7 +92,7 @@ class _Table:
         self.decisions: list[Decision] = []
         gone = any(peer not in self.candidates or not self.candidates[peer].available for peer in state.present)
         self.lost_at = now if gone else state.lost_at
-        self.targets = _shared_targets(tuple(self.candidates.values()), look.needs, rules)
+        self.targets = shared_targets(tuple(self.candidates.values()), look.needs, rules)
         self.ceiling = float("inf") if rules.price_ceiling is None else rules.price_ceiling
 
     @property
@@ -478,42 +479,6 @@ class _Table:
                 lapsed=tuple(lapsed),
             )
         )
-
-
-def _smoothed(state: State, look: Look, now: float, rules: Rules) -> dict[str, float]:
-    """mu of each node with a half-life of `smooth_periods`: whoever is picked for looking cheap was partly lucky."""
-    half_life = rules.smooth_periods * rules.period_seconds
-    weight = 1.0 if half_life <= 0 else 1 - 0.5 ** (max(now - state.looked_at, 0.0) / half_life)
-    found: dict[str, float] = {}
-    for each in look.candidates:
-        if each.mu is not None:
-            before = state.mu.get(each.peer, each.mu)
-            found[each.peer] = before + weight * (each.mu - before)
-        elif each.peer in state.mu:
-            found[each.peer] = state.mu[each.peer]
-    return found
-
-
-def _shared_targets(
-    candidates: Sequence[Candidate], needs: Sequence[Need], rules: Rules
-) -> dict[str, tuple[float | None, float]]:
-    """Each run's target, and which part it is of what the run asked for: all, or what its weight gives it."""
-    asked = {need.run: need.mu_start if need.mu_min is None else rules.gamma * need.mu_min for need in needs}
-    asked = {need.run: None if need.infeasible else asked[need.run] for need in needs}
-    ceiling = float("inf") if rules.price_ceiling is None else rules.price_ceiling
-    left = sum(each.mu or 0.0 for each in candidates if each.available and each.price <= ceiling)
-    given: dict[str, float] = {}
-    waiting = [need for need in needs if asked[need.run]]
-    if sum(asked[need.run] or 0.0 for need in waiting) <= left or len(waiting) < 2:  # one run: what is missing is said
-        return {run: (target, 1.0) for run, target in asked.items()}
-    while waiting:
-        part = left / sum(need.weight for need in waiting)
-        served = [need for need in waiting if (asked[need.run] or 0.0) <= part * need.weight]
-        for need in served or waiting:
-            given[need.run] = min(asked[need.run] or 0.0, part * need.weight)
-        left -= sum(given[need.run] for need in served)
-        waiting = [need for need in waiting if need.run not in given]
-    return {run: (given.get(run, target), given[run] / target if target else 1.0) for run, target in asked.items()}
 
 
 def _lot(seed: int, peer: str) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack, asynccontextmanager
+
 import pytest
 import trio
 
@@ -23,6 +25,20 @@ def priced(world, **rules):
     world.activation = {"prices": prices, "period_seconds": 60.0, **rules}
 
 
+@asynccontextmanager
+async def pool_of(world, *keys):
+    """The service of a run whose first snapshot is published, and nodes of these keys, joined in this order."""
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(world.serving())
+        learner = await stack.enter_async_context(world.learner())
+        nodes = [await stack.enter_async_context(world.node(key)) for key in keys]
+        await learner.hello()
+        await learner.publish()
+        for node in nodes:
+            await node.join()
+        yield service, *nodes
+
+
 async def beat(*nodes, seconds):
     """Time passes, and these nodes are heard of."""
     for _ in range(int(seconds / 10)):
@@ -38,16 +54,7 @@ def said(service):
 async def test_the_cheaper_node_works_and_the_other_stands_by(autojump_clock, world):
     """Before anything is measured one node is tried; the other one is told why it gets nothing."""
     priced(world)
-    async with (
-        world.serving() as service,
-        world.learner() as learner,
-        world.node(CHEAP) as cheap,
-        world.node(DEAR) as dear,
-    ):
-        await learner.hello()
-        await learner.publish()
-        await dear.join()
-        await cheap.join()
+    async with pool_of(world, DEAR, CHEAP) as (service, dear, cheap):
         await beat(cheap, dear, seconds=20)
         views = {view.peer: view for view in service.nodes_view()}
         assert not views[cheap.peer_id].standby
@@ -101,16 +108,7 @@ async def test_a_pool_of_volunteers_has_nothing_to_decide(autojump_clock, world)
 async def test_volunteers_come_before_a_paid_node(autojump_clock, world):
     """The paid node waits a period for the volunteer to be measured; a mean while nobody is without work."""
     priced(world)
-    async with (
-        world.serving() as service,
-        world.learner() as learner,
-        world.node(FREE) as free,
-        world.node(CHEAP) as cheap,
-    ):
-        await learner.hello()
-        await learner.publish()
-        await free.join()
-        await cheap.join()
+    async with pool_of(world, FREE, CHEAP) as (service, free, cheap):
         await beat(free, cheap, seconds=30)
         assert (await free.lease()).leases
         assert (await cheap.lease()).leases == ()
