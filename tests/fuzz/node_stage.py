@@ -13,6 +13,7 @@ from fuzz.source import WATCH, Fresh, Recorded, Source, Unserved
 from fuzz.stage import CASES_A_CHECK, Replies, attack, no_exception_logged, note_tasks, nothing_left, run_virtual
 from unit.node.conftest import COORDINATOR, LEARNER, NODE, RUN, Pool
 
+from echo2.node.fake_engine import FakeEngine
 from echo2.p2p import messages as wire
 from echo2.p2p.errors import RETRY_SECONDS_MAX, ConfigurationError
 from echo2.p2p.identity import Identity
@@ -39,6 +40,9 @@ PEER, STRANGER = Identity(b"\x04" * 32), Identity(b"\x05" * 32)
 
 WORLD_CASES = {"node": 2000}
 
+SEQUENCE_TOKENS_MAX = 256
+"""Of its engine, which refuses more: a real one takes a gigabyte of context and its time, the fake one ours."""
+
 ATTACK_SECONDS = 600.0
 """Virtual. The hostile replies a node has not asked for by then are left away."""
 
@@ -54,6 +58,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.pool = Pool()
+        self.pool.engine = FakeEngine(sequence_tokens_max=SEQUENCE_TOKENS_MAX)
         self.pool.network.delay_seconds = 0.0
         self.silent: list[Stream] = []
         self.version = 0

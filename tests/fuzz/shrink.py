@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import queue
 import time
 from collections.abc import Callable, Sequence
 
@@ -45,3 +47,26 @@ def shrunk(
                 at += size
         size //= 2
     return Case(stage, tuple(steps), failure, scheduler)
+
+
+def shrunk_apart(
+    stage: str, play: Callable[[Case], None], history: Sequence[Step], failure: str, scheduler: int
+) -> Case | None:
+    """`shrunk` in a process of its own: what failing runs leave behind is not this process's memory, or its alarm."""
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    child = context.Process(target=_put, args=(answer, stage, play, tuple(history), failure, scheduler), daemon=True)
+    child.start()
+    try:
+        found: Case | None = answer.get(timeout=10 * SHRINK_SECONDS)
+    except queue.Empty:
+        return None
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+    return found
+
+
+def _put(answer: multiprocessing.Queue[Case | None], *arguments: object) -> None:
+    answer.put(shrunk(*arguments))  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz import source, stage, wire_bytes, wire_stage
 from fuzz.case import Case
-from fuzz.shrink import shrunk
+from fuzz.shrink import shrunk_apart
 from fuzz.stages import STAGES
 
 MEMORY_BYTES_MAX = 4 << 30
@@ -95,7 +95,7 @@ class Soak:
     def _failed(self, name: str, seed: int, found: source.Fresh, error: BaseException) -> None:
         failure, inner = source.failure_of(error)
         module = STAGES[name]
-        case = shrunk(module.NAME, module.play, found.history, failure, found.scheduler)
+        case = shrunk_apart(module.NAME, module.play, found.history, failure, found.scheduler)
         kept = f"seed {seed}: not repeated by its {len(found.history)} steps alone"
         if case is not None:
             kept = case.keep(case.failure).name

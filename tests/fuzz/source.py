@@ -10,9 +10,12 @@ import random
 import signal
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 from fuzz.case import Step
@@ -87,8 +90,10 @@ class Watch:
     def on(self) -> Iterator[None]:
         """Armed within."""
 
-        def alarm(_number: int, _frame: object) -> None:
-            raise Hang(f"nothing came of a case within {HANG_SECONDS:.0f} s")
+        def alarm(_number: int, frame: FrameType | None) -> None:
+            said = f"{self._step.role} {self._step.protocol}" if self._step is not None else "the check"
+            at = ", ".join(f"{Path(one.filename).name}:{one.lineno}" for one in traceback.extract_stack(frame)[-12:])
+            raise Hang(f"nothing came of a case ({said}) within {HANG_SECONDS:.0f} s; at {at}")
 
         if threading.current_thread() is not threading.main_thread():
             yield
