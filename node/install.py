@@ -1,7 +1,7 @@
 """From the notice of a new snapshot to its use: fetch, let the batch in hand end, load, say so at once.
 
-Whatever fails, the old snapshot stays in use and the reason is shown. On a restart the newest whole snapshot on disk is
-used without a download.
+Whatever fails, the old snapshot stays in use and the reason is shown. On a restart, and when the coordinator moves the
+node to another run, the newest whole snapshot on disk is used without a download.
 """
 
 from __future__ import annotations
@@ -68,16 +68,23 @@ class Installer:
         self._backoff = Backoff(rng)
         self._snapshots_kept = snapshots_kept
         self._refused: set[bytes] = set()
+        self._run = ""
 
     async def run(self) -> None:
         """For ever: install what the pool's notice names, when it is above what is in use."""
-        await self._reuse(await self._situation.joined())
+        await self._situation.joined()
         while True:
-            await self._situation.until(lambda: self._wanted() is not None and may_install(self._situation.facts))
+            await self._situation.until(
+                lambda: self._moved() or (self._wanted() is not None and may_install(self._situation.facts))
+            )
+            membership = await self._situation.joined()
+            if self._moved():
+                self._run = membership.descriptor.run
+                await self._reuse(membership)
+                continue
             notice = self._wanted()
             if notice is None or notice.manifest_hash is None:
                 continue
-            membership = await self._situation.joined()
             try:
                 snapshot = await self._fetch_and_tell(membership, notice)
             except (Unreachable, Refused, ProtocolError, StorageFailed) as error:
@@ -85,14 +92,22 @@ class Installer:
                 if isinstance(error, StorageFailed) and self._situation.installed is None:
                     self._situation.happened(Blocked("snapshot", str(error)))
                 log.warning("snapshot %s is not here yet: %s", notice.version, error)
-                await self._situation.pause(self._backoff.next(getattr(error, "retry_seconds", None)))
+                wait = self._backoff.next(getattr(error, "retry_seconds", None))
+                await self._situation.pause(wait, unless=self._moved)
                 continue
             self._situation.happened(Cleared("snapshot"))
+            if self._moved():
+                continue
             if await self._use(snapshot):
                 self._backoff.reset()
                 await self._tidy()
             elif snapshot.manifest_hash not in self._refused:
-                await self._situation.pause(ENGINE_RETRY_SECONDS)
+                await self._situation.pause(ENGINE_RETRY_SECONDS, unless=self._moved)
+
+    def _moved(self) -> bool:
+        """Whether the node is in another run than it was when a snapshot was looked for last."""
+        membership = self._situation.membership
+        return membership is not None and membership.descriptor.run != self._run
 
     def _wanted(self) -> PoolNotice | None:
         notice = self._situation.notice
@@ -176,6 +191,8 @@ class Installer:
         """Load `snapshot` between two batches. False, with the reason shown, when the old one stays in use."""
         situation, manifest = self._situation, snapshot.manifest
         async with self._worker.drained():
+            if self._moved():
+                return False
             current = situation.installed
             try:
                 # A learner that resumed publishes the same bytes under a higher epoch: nothing to load.
@@ -205,14 +222,15 @@ class Installer:
         return True
 
     async def _tidy(self) -> None:
-        """Keep the newest few, the one in use and its base among them: the rest serve nobody."""
+        """Keep the newest few of this run, the one in use and its base among them: the rest serve nobody."""
         snapshots = self._store.snapshots()
-        kept = snapshots[-self._snapshots_kept :]
+        ours = [snapshot for snapshot in snapshots if snapshot.manifest.run == self._run]
+        kept = ours[-self._snapshots_kept :]
         needed = {snapshot.manifest.base_hash for snapshot in kept}
         if self._situation.installed is not None:
             needed |= {self._situation.installed.manifest_hash, self._situation.installed.manifest.base_hash}
-        for snapshot in snapshots[: -self._snapshots_kept]:
-            if snapshot.manifest_hash in needed:
+        for snapshot in snapshots:
+            if snapshot in kept or snapshot.manifest_hash in needed:
                 continue
             try:
                 await self._store.discard(snapshot.manifest_hash)

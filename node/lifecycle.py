@@ -73,6 +73,11 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """The coordinator's welcome names another run than the one before: what is in use is not of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Commanded:
     """The owner's word."""
 
@@ -99,7 +104,7 @@ class Stopped:
     """Nothing more will be done by this process."""
 
 
-Event = Started | Joined | Lost | Installed | Commanded | Blocked | Cleared | Stopped
+Event = Started | Joined | Lost | Installed | Moved | Commanded | Blocked | Cleared | Stopped
 
 
 def step(facts: Facts, event: Event) -> Facts:
@@ -113,6 +118,8 @@ def step(facts: Facts, event: Event) -> Facts:
             return replace(facts, joined=False)
         case Installed():
             return replace(facts, installed=True)
+        case Moved():
+            return replace(facts, installed=False)
         case Commanded(command):
             return replace(facts, command=command)
         case Blocked(source, reason):

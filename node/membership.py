@@ -72,7 +72,8 @@ class Member:
     """Owns `Situation.membership` and `Situation.notice`.
 
     `was_member` says whether this home has taken part in the run before. Then a coordinator that does not know its
-    token has lost its ledger, or was started on another: the operator's to mend, so the node waits.
+    token has lost its ledger, or was started on another: the operator's to mend, so the node waits. `welcome` is told
+    the run of each welcome, before anything is done for it.
     """
 
     def __init__(
@@ -87,11 +88,13 @@ class Member:
         rng: random.Random,
         addresses: Callable[[], tuple[str, ...]],
         was_member: Callable[[], bool] = lambda: False,
+        welcome: Callable[[str], None] = lambda _run: None,
     ) -> None:
         self._situation = situation
         self._addresses = addresses
         self._unsaid = False
         self._was_member = was_member
+        self._welcome = welcome
         self._config = config
         self._identity = identity
         self._transport = transport
@@ -104,6 +107,11 @@ class Member:
         self._why = ""
         self._told = ""
         self._said = ""
+
+    @property
+    def _run(self) -> str | None:
+        membership = self._situation.membership
+        return None if membership is None else membership.descriptor.run
 
     def lost(self, membership: Membership, error: Exception) -> None:
         """A request made under `membership` failed in a way that only a new hello can mend."""
@@ -137,6 +145,7 @@ class Member:
                 name=self._config.name,
                 token=self._join.token,
                 addresses=self._addresses(),
+                run=self._join.run_wanted,
             )
             try:
                 welcome = await request(self._transport, self._join.coordinator, "hello", hello, Welcome)
@@ -174,7 +183,7 @@ class Member:
 
     def _welcomed(self, welcome: Welcome) -> None:
         descriptor = open_signed(welcome.descriptor, self._join.peer, "run", RunDescriptor)
-        if descriptor.run != self._join.run:
+        if self._join.run_wanted not in {None, descriptor.run}:
             raise ConfigurationError(
                 f"the coordinator runs {descriptor.run!r}, the join string is for {self._join.run!r}; ask for a new one"
             )
@@ -182,7 +191,8 @@ class Member:
             raise SchemaViolation(f"the coordinator chose wire version {welcome.wire_version}, which was not offered")
         self._memberships += 1
         heartbeat_seconds = min(welcome.heartbeat_seconds, HEARTBEAT_SECONDS_MAX)
-        self._situation.membership = Membership(self._memberships, descriptor, heartbeat_seconds)
+        self._welcome(descriptor.run)
+        self._situation.welcomed(Membership(self._memberships, descriptor, heartbeat_seconds))
         self._situation.succeeded("coordinator", "heartbeat")
         self._situation.joining_trouble = ""
         self._told = self._said = ""
@@ -223,7 +233,8 @@ class Member:
                 notice = await self._heartbeat(membership)
                 if notice.node_state in SUSPENDED_STATES:
                     await self._ask_why(membership)
-                self._situation.notice = notice
+                if notice.run == self._run:  # else it was held while the node was moved to another
+                    self._situation.notice = notice
                 self._situation.succeeded("heartbeat")
                 self._verdict(notice.node_state)
                 self._situation.notify()

@@ -96,7 +96,8 @@ class NodeService:
             software=software,
             rng=rng,
             addresses=self._addresses,
-            was_member=lambda: spool.knows(join.run),
+            was_member=lambda: self._delivery.known,
+            welcome=lambda run: self._delivery.welcomed(run),
         )
         self._worker = Worker(
             situation,
@@ -222,7 +223,7 @@ class NodeService:
             waiting_for=waiting_for(situation, download=download, idle=self._worker.idle, line=self._commands.line),
             last_error=situation.last_error,
             last_error_seconds=None if error_at is None else situation.clock() - error_at,
-            run=self._join.run,
+            run=situation.membership.descriptor.run if situation.membership else self._join.run,
             run_state=notice.run_state if notice else "",
             node_state=notice.node_state if notice else "",
             epoch=snapshot.manifest.epoch if snapshot else None,

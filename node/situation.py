@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .lifecycle import Facts, State, state_of, step
+from .lifecycle import Facts, Moved, State, state_of, step
 from .limits import Rate
 
 if TYPE_CHECKING:
@@ -129,6 +129,15 @@ class Situation:
         await self.until(lambda: self.facts.joined)
         assert self.membership is not None
         return self.membership
+
+    def welcomed(self, membership: Membership) -> None:
+        """In force from now on. Of another run nothing is in use, nothing is known, and nothing was measured."""
+        before, self.membership = self.membership, membership
+        if before is not None and before.descriptor.run != membership.descriptor.run:
+            self.installed = self.notice = None
+            self.late, self.lease_reason = (), ""
+            self.tokens_rate, self.samples_rate = Rate(), Rate()
+            self.happened(Moved())
 
     @property
     def order(self) -> tuple[int, int] | None:

@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS history (place INTEGER PRIMARY KEY AUTOINCREMENT, lea
 CREATE TABLE IF NOT EXISTS receipts (
     run TEXT NOT NULL, last INTEGER NOT NULL, payload BLOB NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (run, last)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS joined (run TEXT PRIMARY KEY, coordinator TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS total (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -148,6 +149,18 @@ class Spool:
     def waiting(self, run: str) -> int:
         """Slices of this run that wait for an acknowledgement."""
         return self._waiting.get(run, 0)
+
+    # runs
+
+    def join(self, run: str, coordinator: str) -> None:
+        """This coordinator has welcomed the node into the run: to it go the run's slices, from it come receipts."""
+        if self._joined.get(run) != coordinator:
+            with self._transaction():
+                self._db.execute("INSERT OR REPLACE INTO joined VALUES (?, ?)", (run, coordinator))
+
+    def joined(self, coordinator: str) -> tuple[str, ...]:
+        """The runs of a coordinator that this home was welcomed into."""
+        return tuple(sorted(run for run, found in self._joined.items() if found == coordinator))
 
     def acknowledge(self, acks: Sequence[SliceAck]) -> int:
         """Forget the bytes of acknowledged slices and count them, each once. Returns how many were news."""
@@ -272,6 +285,9 @@ class Spool:
         self._waiting: dict[str, int] = dict(
             self._db.execute("SELECT run, COUNT(*) FROM queue JOIN slice USING (lease_id) GROUP BY run")
         )
+        self._joined: dict[str, str] = dict(self._db.execute("SELECT run, coordinator FROM joined"))
+        if not all(isinstance(text, str) for pair in self._joined.items() for text in pair):
+            raise ValueError("a row of the table joined is no text")
         if not all(isinstance(value, int) for value in self._totals.values()):
             raise ValueError("a sum in the table total is no number")
         if not all(isinstance(run, str) for run in self._waiting):

@@ -1,6 +1,6 @@
 """The join string: the one thing a volunteer is given to take part.
 
-    echo2://PEER@HOST:PORT[,HOST:PORT...]/RUN?token=TOKEN        TOKEN: 36 characters
+    echo2://PEER@HOST:PORT[,HOST:PORT...]/RUN?token=TOKEN        TOKEN: 36 characters; RUN: a name, or * for any
 
 It pins the coordinator's key (PEER), so a wrong address or a machine in the middle cannot pass for the coordinator. It
 survives being pasted with blanks, quotes or line breaks around it; anything else wrong with it is said in words.
@@ -27,6 +27,9 @@ ADDRESSES_MAX = 16
 TOKEN_CHARACTERS = 36
 """As many as every token has: one that was cut is found here, not by the coordinator."""
 
+ANY_RUN = "*"
+"""In place of a run's name: the coordinator says which of its runs the node works for, and may move it to another."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
 _NUMBERS = re.compile(r"[0-9.]+")
@@ -35,7 +38,7 @@ _MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class JoinString:
-    """Whom to join: the coordinator's peer id, where it listens (multiaddrs), the token, the run."""
+    """Whom to join: the coordinator's peer id, where it listens (multiaddrs), the token, the run (or ANY_RUN)."""
 
     peer: str
     addresses: tuple[str, ...]
@@ -46,6 +49,11 @@ class JoinString:
     def coordinator(self) -> PeerAddress:
         """The coordinator, as a transport dials it."""
         return PeerAddress(peer=self.peer, addresses=self.addresses)
+
+    @property
+    def run_wanted(self) -> str | None:
+        """The only run that the node works for; None: whichever the coordinator says."""
+        return None if self.run == ANY_RUN else self.run
 
     def __str__(self) -> str:
         """The text form. Carries the token: show it only to the person who asked for it."""
@@ -75,7 +83,7 @@ def parse_join_string(text: str) -> JoinString:
     addresses = _addresses(hosts.split(","))
     if not slash or not run:
         raise _wrong("the run's name is missing after the address")
-    if not _NAME.fullmatch(run):
+    if run != ANY_RUN and not _NAME.fullmatch(run):
         raise _wrong(f"{run[:64]!r} is not a run's name")
     key, _, token = query.partition("=")
     if not question or key != "token" or not token:

@@ -138,6 +138,7 @@ class Hello(Message):
 
     One that names only other wire versions than ours may have any further fields: no more of it is read than
     `wire_versions` and `software`, so that its sender can be told what it needs.
+    `run`: the only run that a node takes part in; None where it goes to whichever the welcome names.
     """
 
     TYPE = "hello"
@@ -147,6 +148,7 @@ class Hello(Message):
     name: Name
     token: Annotated[str, Field(max_length=128)] = ""
     addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
+    run: Name | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -61,6 +61,8 @@ class Pool:
     def __init__(self) -> None:
         self.network = MemoryNetwork(random.Random(0), delay_seconds=0.01)
         self.join = JoinString(COORDINATOR.peer_id, (f"/memory/{COORDINATOR.peer_id}",), "token", RUN)
+        self.run = RUN
+        self.handed_in: dict[str, int] = {}
         self.learner_store = MemoryStore()
         self.published = None  # (signed manifest, manifest, hash)
         self.every: dict[bytes, tuple] = {}
@@ -77,6 +79,7 @@ class Pool:
         self.leased: dict[bytes, Lease] = {}
         self.received: list = []
         self.receipts: list[Receipt] = []
+        self.receipts_elsewhere: list[Receipt] = []
         self.manifests_asked = 0
         self.news = trio.Event()
         self.identity = NODE
@@ -102,7 +105,7 @@ class Pool:
         self.learner_store.files[path] = data or bytes([version]) * 100_000
         manifest = make_manifest(
             await self.learner_store.measure(path),
-            run=RUN,
+            run=self.run,
             publisher=LEARNER.peer_id,
             epoch=epoch,
             version=version,
@@ -199,7 +202,7 @@ class Pool:
         if self.hello_refusal:
             raise self.hello_refusal
         descriptor = RunDescriptor(
-            run=RUN,
+            run=self.run,
             task="arithmetic",
             model="tiny",
             tokenizer_sha256=bytes(32),
@@ -226,15 +229,19 @@ class Pool:
 
     async def _heartbeat(self, peer, heartbeat):
         body = open_signed(heartbeat.body, peer, "heartbeat", HeartbeatBody)
+        if body.run != self.run:
+            raise Refused("moved", f"you are in the run {self.run} now; say hello", 0.0)
         self.beats.append((trio.current_time(), body))
         with trio.move_on_after(body.hold_seconds):
             while (self.published[2] if self.published else None) == body.manifest_hash:
                 await self.news.wait()
+                if body.run != self.run:
+                    raise Refused("moved", f"you are in the run {self.run} now; say hello", 0.0)
         if self.published and self.published[2] != body.manifest_hash and len(self.beats) > 1:
             await trio.sleep(0.5)
         _, manifest, manifest_hash = self.published or (None, None, None)
         fields = {
-            "run": RUN,
+            "run": body.run,
             "run_state": "running",
             "peer": peer,
             "session": body.session,
@@ -259,7 +266,7 @@ class Pool:
             root=PeerAddress(peer=LEARNER.peer_id, addresses=(f"/memory/{LEARNER.peer_id}",)),
             nodes=[PeerAddress(peer=peer)],
         )
-        ticket = Ticket(run=RUN, manifest_hash=manifest_hash, peer=peer)
+        ticket = Ticket(run=self.run, manifest_hash=manifest_hash, peer=peer)
         return ManifestReply(
             manifest=signed, plan=COORDINATOR.sign("plan", plan), ticket=COORDINATOR.sign("ticket", ticket)
         )
@@ -292,10 +299,12 @@ class Pool:
     async def _submit(self, peer, request):
         for piece in request.slices:
             self.received.append(piece)
+            self.handed_in[request.run] = self.handed_in.get(request.run, 0) + 1
+            receipts = self.receipts if request.run == RUN else self.receipts_elsewhere
             for rollout in piece.rollouts:
-                self.receipts.append(
+                receipts.append(
                     Receipt(
-                        sequence=len(self.receipts) + 1,
+                        sequence=len(receipts) + 1,
                         lease_id=piece.lease_id,
                         sample=rollout.sample,
                         state="consumed",
@@ -307,8 +316,9 @@ class Pool:
         return SubmitReply(acks=acks)
 
     async def _receipts(self, peer, request):
-        rest = [receipt for receipt in self.receipts if receipt.sequence > request.after_sequence]
-        batch = ReceiptBatch(run=RUN, peer=peer, receipts=tuple(rest[:5]))
+        known = self.receipts if request.run == RUN else self.receipts_elsewhere
+        rest = [receipt for receipt in known if receipt.sequence > request.after_sequence]
+        batch = ReceiptBatch(run=request.run, peer=peer, receipts=tuple(rest[:5]))
         return ReceiptsReply(batch=COORDINATOR.sign("receipts", batch), more=len(rest) > 5)
 
 
