@@ -90,6 +90,7 @@ class HeartbeatDesk:
         except LedgerUnavailable:
             return  # nobody waits for it; the next heartbeat tries again
         current.broadcast_seconds = seconds
+        office.measures.broadcasts.observe(seconds)
         office.run.measure()
         office.work.ring()
 
@@ -110,6 +111,7 @@ class HeartbeatDesk:
             # next one, on another stream: which of the two is read first is the network's choice.
             raise Refused("heartbeat_old", f"heartbeat {node.sequence} of this session is here already", 0.0)
         node.sequence = body.sequence
+        self._office.measures.heartbeats_received += 1
         node.says = body.state
         node.epoch, node.version, node.manifest_hash = body.epoch, body.version, body.manifest_hash
         node.tokens_per_second = body.tokens_per_second
@@ -132,7 +134,6 @@ class HeartbeatDesk:
         released = office.run.leases.release_peer(node.peer, granted_before)
         office.note_ended(released, f"released: {why}")
         if released:
-            log.info("%d leases of %s are anyone's again: %s", len(released), node.name, why)
             office.note_holding(node.peer)
             office.work.ring()
 

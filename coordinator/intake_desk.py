@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from echo2.p2p.errors import Refused
+from echo2.p2p.log_lines import short, tell
 from echo2.p2p.messages import ReceiptBatch, ReceiptsReply, SliceAck, SubmitReply
 
 from . import records
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from .office import Office
     from .pool import NodeEntry
     from .run_book import Changes
+
+log = logging.getLogger(__name__)
 
 RECEIPTS_MAX = 512
 """As `ReceiptBatch` bounds it."""
@@ -115,6 +119,8 @@ class IntakeDesk:
         rejection = check_owner(lease.peer if lease is not None else None, node.peer)
         if lease is None or rejection is not None:
             node.last_reason = str(rejection)
+            told = f"{node.name} brings a lease that is not its own: {rejection}"
+            tell(log, logging.INFO, "leases_refused", "%s", told, peer=node.peer, leases=[short(received.lease_id)])
             self._office.tally.refused["rejected: lease"] += len(received.rollouts)
             return SliceAck(lease_id=received.lease_id, state="rejected", reason=str(rejection)[:512])
         if lease.state is LeaseState.RETURNED:
@@ -189,9 +195,14 @@ class IntakeDesk:
         """The slices are durable: slots, rates and bells follow."""
         office, now = self._office, self._office.clock()
         book = office.run.leases
+        returned: list[str] = []
         for delivery in deliveries.values():
+            short_id = short(delivery.lease.lease_id)
             if delivery.rejection is not None:
                 book.reject(delivery.lease)
+                office.measures.leases_ended["rejected"] += 1
+                told = f"a lease of {node.name} was rejected: {delivery.rejection}"
+                tell(log, logging.INFO, "leases_rejected", "%s", told, peer=node.peer, leases=[short_id])
                 node.last_reason = str(delivery.rejection)
                 node.slice_rejected(now)
                 continue
@@ -199,6 +210,11 @@ class IntakeDesk:
                 node.slice_accepted()
                 node.meter.accept(len(delivery.accepted), now)
             book.deliver(delivery.lease, delivery.accepted)
+            returned.append(short_id)
+        if returned:
+            office.measures.leases_ended["returned"] += len(returned)
+            told = f"{len(returned)} leases of {node.name} came back"
+            tell(log, logging.INFO, "leases_returned", "%s", told, peer=node.peer, leases=returned)
         office.note_holding(node.peer)
         office.arrivals.ring()
         office.work.ring()

@@ -145,6 +145,8 @@ class LearnerDesk:
                     reason=f"version {run.version} was published; steps {report.version} and above are undone",
                 )
         changes.apply()
+        fresh = [metrics for metrics in steps if metrics != run.steps.get(metrics.step)]
+        office.measures.stepped(fresh, office.wall())
         for metrics in steps:
             run.steps[metrics.step] = metrics
         if steps:

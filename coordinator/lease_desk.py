@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from echo2.p2p.codec import pack_tokens
+from echo2.p2p.log_lines import shorts, tell
 from echo2.p2p.messages import SLICES_MAX, Lease, LeaseReply, Sampling, Sandboxed
 
 from . import capacity
@@ -83,7 +84,6 @@ class LeaseDesk:
             node = office.pool.nodes[lease.peer]
             node.last_reason = f"a lease of version {lease.version} expired"
         if gone:
-            log.info("%d leases expired", len(gone))
             office.work.ring()
         office.record_ended()
 
@@ -217,6 +217,10 @@ class LeaseDesk:
                 kind="flow",
             )
         run.leases.grant(entries)
+        office.measures.leases_granted[proposal.kind] += len(entries)
+        granted = shorts(entry.lease_id for entry in entries)
+        told = f"{len(entries)} leases of version {version} for {node.name}"
+        tell(log, logging.INFO, "leases_granted", "%s", told, peer=node.peer, leases=granted)
         office.note_holding(node.peer)
         return tuple(self._order(entry, duration) for entry in entries)
 

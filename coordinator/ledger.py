@@ -46,6 +46,7 @@ from .database import (
     shown,
     sqlite_url,
 )
+from .measures import LedgerMeasures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,6 +117,7 @@ class Ledger:
         self._retry_at = float("-inf")
         self._probing = False
         self.trouble = ""
+        self.measures = LedgerMeasures()
         self.in_doubt = False
         """A commit may or may not hold. Set to False by whoever has read everything again."""
         sa.event.listen(engine, "before_cursor_execute", self._measure)
@@ -194,11 +196,13 @@ class Ledger:
             yield connection
 
     def _commit(self, connection: sa.Connection) -> None:
+        begun = self._clock()
         try:
             connection.commit()
         except DBAPIError as error:
             self.in_doubt = self._lost(error)
             raise
+        self.measures.commits.observe(self._clock() - begun)
 
     def _lost(self, error: DBAPIError | UnicodeDecodeError) -> bool:
         """Whether it says that the server, not the statement, is at fault."""
@@ -222,6 +226,7 @@ class Ledger:
         return LedgerUnavailable(AWAY if self._remote else trouble)
 
     def _say(self, trouble: str) -> None:
+        self.measures.failures += 1
         if trouble != self.trouble:  # `probe` fails twice a second: said once
             log.warning("the ledger refused a transaction: %s", trouble)
         self.trouble = trouble

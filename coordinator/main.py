@@ -77,12 +77,13 @@ def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or em
 def serve(
     config: ConfigOption = Path(SETTINGS_FILE),
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
+    log_format: Annotated[str, typer.Option(help="json or text; unset: text on a terminal, else json")] = "",
 ) -> None:
     """Serve until stopped (SIGTERM or Ctrl-C)."""
     if log_level not in {"debug", "info", "warning", "error"}:
         raise ConfigurationError(f"--log-level {log_level} is not debug, info, warning or error")
     settings = load_config(config)
-    configure_logging("echo2-coordinator", log_level)
+    configure_logging("echo2-coordinator", log_level, log_format)
     with stoppable(), lock_state_dir(settings.state_dir):
         from .serve import serve as serve_coordinator  # libp2p and the web framework take seconds to load
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from echo2.p2p.errors import Refused
+from echo2.p2p.log_lines import shorts, tell
 
 from . import capacity
 from .lateness import Lateness
 from .ledger import Ledger, LedgerUnavailable, RetiredLedger
+from .measures import Measures
 from .pool import Complaints, NodeEntry, Pool, Tally
 from .records import ended_leases, record
 from .run_book import Changes
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from .leases import Kind, LeaseEntry
     from .prompts import PromptBook
     from .run_book import RunBook
+
+log = logging.getLogger(__name__)
 
 WAIT_SECONDS_MAX = 30.0
 """Longest that a request is held, whatever the asker allows: within every time-out on the way."""
@@ -77,6 +82,8 @@ class Office:
     tally: Tally
     scorer: Scorer
     complaints: Complaints = field(default_factory=Complaints)
+    measures: Measures = field(default_factory=Measures)
+    """What is counted for `GET /metrics`; one for as long as the process lives."""
     lateness: Lateness = field(default_factory=Lateness)
     news: Bell = field(default_factory=Bell)
     """The pool's version, the run's state or a node's state changed."""
@@ -157,7 +164,16 @@ class Office:
 
     def note_ended(self, leases: Iterable[LeaseEntry], why: str) -> None:
         """Leases that were given up, to be put on record (`record_ended`)."""
-        self.ended |= {lease.lease_id: why for lease in leases}
+        by_peer: dict[str, list[bytes]] = {}
+        for lease in leases:
+            self.ended[lease.lease_id] = why
+            self.measures.lease_ended(why)
+            by_peer.setdefault(lease.peer, []).append(lease.lease_id)
+        for peer, ended in by_peer.items():
+            kind = why.partition(":")[0]
+            name = self.pool.nodes[peer].name if peer in self.pool.nodes else peer
+            told = f"{len(ended)} leases of {name}: {why}"
+            tell(log, logging.INFO, f"leases_{kind}", "%s", told, peer=peer, leases=shorts(ended))
 
     def record_ended(self) -> None:
         """Put them on record. Nobody waits for it: a ledger that takes nothing now has them at the next call."""

@@ -7,8 +7,6 @@ import os
 import time
 from contextlib import closing
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
 from typing import TYPE_CHECKING
 
 import trio
@@ -25,9 +23,12 @@ from .addresses import dialable
 from .api import make_api
 from .database import IN_USE, read_password
 from .ledger import DatabaseAway, LedgerUnavailable, open_ledger
+from .loop_lag import watch_loop_lag
 from .operator_token import load_operator_token_hash
 from .prompts import FolderText
+from .release import software_version
 from .rest_server import open_listener, serve_rest, url_of
+from .served import ServedRest
 from .service import CoordinatorService
 from .task_loading import check_task, load_task
 
@@ -46,14 +47,6 @@ IN_USE_SECONDS = 40.0
 """After that it is no ghost of our own: see the keepalives in `database`."""
 
 log = logging.getLogger(__name__)
-
-
-def software_version() -> str:
-    """The installed release."""
-    try:
-        return package_version("echo2")
-    except PackageNotFoundError:
-        return "0"
 
 
 async def serve(config: CoordinatorConfig) -> None:
@@ -115,7 +108,8 @@ async def serve(config: CoordinatorConfig) -> None:
                 log.info("the run %s is %s; waiting for: %s", run.run, run.state, run.waiting or "nothing")
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(service.run)
-                    nursery.start_soon(serve_rest, api, listener)
+                    nursery.start_soon(serve_rest, ServedRest(api, service.measures, trio.current_time), listener)
+                    nursery.start_soon(watch_loop_lag, service.measures.loop_lag, trio.current_time)
                     nursery.start_soon(_write_status, config, service, transport, nat, url_of(listener))
     except TaskUnusable as error:
         raise ConfigurationError(str(error)) from error

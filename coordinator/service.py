@@ -48,14 +48,16 @@ from .learner_desk import LearnerDesk
 from .lease_desk import LeaseDesk
 from .ledger import SECRET_BYTES, LedgerUnavailable
 from .loading import load_pool, load_run
+from .measures import Measures
 from .office import WAIT_SECONDS_MAX, Office
 from .overview import Overview
-from .pool import Tally
+from .pool import DEAD_HEARTBEATS, LATE_HEARTBEATS, Tally
 from .prompts import FolderText, PromptBook
 from .records import list_events, record, storable
 from .run_life import RunLife
 from .scheduling import Scheduler
 from .scoring import ScoringTask
+from .served import served_to_peer
 from .tokenizer_desk import TokenizerDesk
 from .tokens import issue_token
 from .views import EventView
@@ -119,6 +121,7 @@ class CoordinatorService:
         self._transport = transport
         self._scorer = scorer
         self._unread = Unread(STRANGERS_UNREAD_MAX)
+        self.measures = Measures(ledger=ledger.measures)
         loaded_task, loaded_text = task or _task(config.run.spec), text or FolderText(config.run.model_dir)
 
         def load() -> tuple[Office, Scheduler]:
@@ -134,6 +137,7 @@ class CoordinatorService:
             pool = load_pool(ledger, config)
             run = load_run(ledger, config, prompts, pool, tally, now=clock(), wall=wall())
             office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally, scorer)
+            office.measures = self.measures
             if proved is not None:
                 office.proved = proved
             return office, Scheduler(office)
@@ -306,8 +310,9 @@ class CoordinatorService:
     # helpers
 
     def _serve(self, protocol: ProtocolName, kind: type[Q], answer: Answer[Q], allowed: Allowed) -> None:
+        counted = served_to_peer(protocol, answer, self.measures)
         handler = answering(
-            kind, answer, self._complain, wait_seconds=WAIT_SECONDS_MAX, allowed=allowed, unread=self._unread
+            kind, counted, self._complain, wait_seconds=WAIT_SECONDS_MAX, allowed=allowed, unread=self._unread
         )
         self._transport.set_handler(protocol, handler)
 
@@ -318,6 +323,7 @@ class CoordinatorService:
     async def _tick_until_in_doubt(self) -> None:
         while not self._office.ledger.in_doubt:
             self._leases.expire()
+            self._note_silence()
             self._scheduler.look()
             self._heartbeats.note_installed()
             self._life.settle()
@@ -325,6 +331,13 @@ class CoordinatorService:
                 with suppress(LedgerUnavailable):
                     self._office.ledger.probe()
             await trio.sleep(TICK_SECONDS)
+
+    def _note_silence(self) -> None:
+        office, now = self._office, self._office.clock()
+        for node in office.pool.nodes.values():
+            if node.seen_at is not None:
+                heartbeats = (now - node.seen_at) / office.config.heartbeat_seconds
+                self.measures.silent(node.peer, heartbeats, late=LATE_HEARTBEATS, dead=DEAD_HEARTBEATS)
 
     async def _loaded_again(self) -> tuple[Office, Scheduler]:
         """What the ledger holds, as soon as it can be read. Until then every change is refused."""

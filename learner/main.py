@@ -128,6 +128,7 @@ def run(
         int, typer.Option(min=1, max=PROCESSES_MAX, help="processes the model is spread over; with GPUs, one each")
     ] = 1,
     log_level: Annotated[str, typer.Option(help=", ".join(LOG_LEVELS))] = "info",
+    log_format: Annotated[str, typer.Option(help="json or text; unset: text on a terminal, else json")] = "",
 ) -> None:
     """Train, publish and serve snapshots until stopped (SIGTERM or Ctrl-C); started again, it goes on where it was.
 
@@ -138,10 +139,10 @@ def run(
     settings = load_config(config)
     place = place_in(os.environ)
     if place is not None and place.rank > 0:
-        configure_logging(f"echo2-learner {place.rank}", log_level)
+        configure_logging(f"echo2-learner {place.rank}", log_level, log_format)
         _help(place, settings)
         return
-    configure_logging("echo2-learner", log_level)
+    configure_logging("echo2-learner", log_level, log_format)
     with stoppable(), lock_state_dir(settings.home):
         key = load_or_create_identity(settings.identity_path)
         (settings.home / MODEL_DIR_FILE).write_text(f"{settings.model_dir.resolve()}\n", encoding="utf-8")

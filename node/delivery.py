@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from echo2.p2p.channel import request
 from echo2.p2p.errors import OwnFrameTooLarge, ProtocolError, Refused, SchemaViolation, Unreachable
 from echo2.p2p.identity import open_signed
+from echo2.p2p.log_lines import short, tell
 from echo2.p2p.messages import ReceiptBatch, ReceiptsReply, ReceiptsRequest, SubmitReply, SubmitRequest
 
 from .lifecycle import Blocked, Cleared, State
@@ -150,10 +151,14 @@ class Delivery:
         self._situation.happened(Cleared("disk"))
         self._situation.notify()
         self._situation.succeeded("submit", "spool", "rejected")
+        taken = [short(ack.lease_id) for ack in reply.acks if ack.state != "rejected"]
+        if taken:
+            tell(log, logging.INFO, "leases_returned", "%d leases are acknowledged", len(taken), leases=taken)
         for ack in reply.acks:
             if ack.state == "rejected":
                 self._situation.failed("rejected", ack.reason)
-                log.warning("lease %s was rejected: %s", ack.lease_id.hex(), ack.reason)
+                rejected = [short(ack.lease_id)]
+                tell(log, logging.WARNING, "leases_rejected", "a lease was rejected: %s", ack.reason, leases=rejected)
 
     async def collect(self) -> None:
         """For ever: receipts of what was acknowledged and is not decided yet."""

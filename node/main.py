@@ -96,6 +96,7 @@ def run(
     gpu_layers: Annotated[int, typer.Option(help="Model layers on the GPU; -1 = all, 0 = none.")] = -1,
     snapshots_kept: Annotated[int, typer.Option(help="Snapshots kept on disk.")] = 2,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="json or text; unset: text on a terminal, else json.")] = "",
 ) -> None:
     """Take part in a run until stopped (Ctrl-C, SIGTERM) or told to finish."""
     folder = home_path(home)
@@ -119,7 +120,7 @@ def run(
     )
     if log_level.lower() not in {"debug", "info", "warning", "error"}:
         raise ConfigurationError(f"--log-level {log_level}: use debug, info, warning or error")
-    configure_logging("node", log_level)
+    configure_logging("node", log_level, log_format)
     with stoppable(), lock_state_dir(folder):
 
         async def serve() -> None:

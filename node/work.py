@@ -17,6 +17,7 @@ import trio
 
 from echo2.p2p.channel import request
 from echo2.p2p.errors import RETRY_SECONDS_MAX, ProtocolError, Refused, SchemaViolation, Unreachable
+from echo2.p2p.log_lines import short, shorts, tell
 from echo2.p2p.messages import SAMPLES_MAX, SLICES_MAX, Lease, LeaseReply, LeaseRequest, Slice
 
 from .engine import EngineError, EngineFailed, OrderRefused, SliceOrder, SliceResult
@@ -54,6 +55,8 @@ LEASE_SECONDS_MAX = 86_400.0
 
 TOKENIZER_ATTEMPTS = 3
 """In a row, with growing pauses, before the engine counts as failed: the leases in hand expire meanwhile."""
+
+LATE = "it expired before its turn; this machine is slower than it was"
 
 PAUSE_SECONDS_MIN = 0.2
 """Between two requests that brought nothing, whatever the coordinator says."""
@@ -205,6 +208,9 @@ class Worker:
         for lease in reply.leases:
             self._lease_seconds = min(lease.duration_seconds, LEASE_SECONDS_MAX)
             self._queue.append(Held(lease, run, now + self._lease_seconds))
+        if reply.leases:
+            taken = shorts(lease.lease_id for lease in reply.leases)
+            tell(log, logging.INFO, "leases_received", "%d leases", len(taken), leases=taken)
         self._count_held()
 
     # generating
@@ -226,13 +232,17 @@ class Worker:
     def _next_batch(self) -> tuple[Held, ...]:
         now = self._situation.clock()
         batch: list[Held] = []
+        late: list[str] = []
         while self._queue and len(batch) < SLICES_MAX:
             held = self._queue.popleft()
             if held.expires_at > now:
                 batch.append(held)
             else:
                 self.expired += 1
-                self._situation.failed("lease", "it expired before its turn; this machine is slower than it was")
+                late.append(short(held.lease.lease_id))
+        if late:
+            self._situation.failed("lease", LATE)
+            tell(log, logging.WARNING, "leases_expired", "%d leases: %s", len(late), LATE, leases=late)
         self._count_held()
         return tuple(batch)
 
@@ -295,7 +305,8 @@ class Worker:
             return
         self.refused += 1
         self._situation.failed("lease", error)
-        log.warning("lease %s cannot be run here: %s", batch[0].lease.lease_id.hex(), error)
+        refused = [short(batch[0].lease.lease_id)]
+        tell(log, logging.WARNING, "leases_refused", "a lease cannot be run here: %s", error, leases=refused)
 
     async def _spool_up(self, batch: Sequence[Held], results: Sequence[SliceResult]) -> None:
         """Durable before anything else; with a full disk, wait here: what is generated is not thrown away."""
@@ -308,6 +319,8 @@ class Worker:
                 self._situation.failed("spool", error)
                 self._situation.happened(Blocked("disk", str(error)))
                 await trio.sleep(SPOOL_RETRY_SECONDS)
+        made = shorts(held.lease.lease_id for held in batch)
+        tell(log, logging.INFO, "leases_generated", "%d leases are generated and spooled", len(made), leases=made)
         self._situation.happened(Cleared("disk"))
         self._situation.succeeded("spool")
         self._situation.counts = self._spool.counts()

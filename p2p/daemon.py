@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -26,6 +25,7 @@ from pydantic import BaseModel
 
 from . import open_files
 from .errors import ConfigurationError, Echo2Error
+from .log_lines import JsonLines, TextLines
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -191,31 +191,6 @@ def read_status(path: Path) -> dict[str, Any] | None:
 # log lines
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object a record: time (UTC), level, daemon, logger, message, `extra` fields, exception."""
-
-    _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
-
-    def __init__(self, daemon: str) -> None:
-        super().__init__()
-        self._daemon = daemon
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
-        moment = datetime.fromtimestamp(record.created, tz=UTC)
-        line: dict[str, Any] = {
-            "time": moment.isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "daemon": self._daemon,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line.update({key: value for key, value in record.__dict__.items() if key not in self._STANDARD})
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
-
-
 class SaidSeldom(logging.Filter):
     """Lets a logger's complaint through once in `SELDOM_SECONDS`, by the records' own time, and without a traceback.
 
@@ -239,10 +214,19 @@ class SaidSeldom(logging.Filter):
         return True
 
 
-def configure_logging(daemon: str, level: str = "info") -> None:
-    """Send log lines to stderr. Other people's libraries are heard only from warnings up."""
+LOG_FORMATS = ("json", "text")
+
+
+def configure_logging(daemon: str, level: str = "info", form: str = "") -> None:
+    """Send log lines to stderr, by default as text to a terminal and as JSON to anything else.
+
+    Other people's libraries are heard only from warnings up. Raises ConfigurationError for a format there is not.
+    """
+    if form not in {"", *LOG_FORMATS}:
+        raise ConfigurationError(f"--log-format {form} is not {' or '.join(LOG_FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(daemon))
+    as_text = sys.stderr.isatty() if not form else form == "text"
+    handler.setFormatter(TextLines() if as_text else JsonLines(daemon))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("echo2").setLevel(level.upper())
     accepting = logging.getLogger("trio.serve_listeners")

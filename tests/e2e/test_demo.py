@@ -42,6 +42,16 @@ def wait_for(process, pattern):
     raise AssertionError(f"the demo ended before {pattern}: {process.wait()}")
 
 
+def follow_a_lease(logs):
+    """What coordinator and node-2 log of the first lease that node-2 was told is safe, each in order."""
+    lines = {
+        name: [json.loads(line) for line in (logs / f"{name}.log").read_text().splitlines() if line.startswith("{")]
+        for name in ("coordinator", "node-2")
+    }
+    (lease, *_) = next(line["leases"] for line in lines["node-2"] if line.get("event") == "leases_returned")
+    return {name: [line for line in said if lease in line.get("leases", ())] for name, said in lines.items()}
+
+
 def test_a_killed_node_costs_nothing(tmp_path):
     """With a node killed half-way the run finishes, the sums agree, and the summary is the last line of stdout."""
     out = tmp_path / "out"
@@ -62,6 +72,12 @@ def test_a_killed_node_costs_nothing(tmp_path):
         status = json.loads((out / "work" / f"node-{number}" / "status.json").read_text())
         assert status["nat"]["reachability"]["reachable"], status["nat"]
         assert status["addresses"] == status["nat"]["reachability"]["proved"]
+    followed = follow_a_lease(out / "work" / "logs")
+    assert [line["event"] for line in followed["coordinator"]] == ["leases_granted", "leases_returned"]
+    assert all(len(line["request"]) == 12 for line in followed["coordinator"])
+    assert len({line["peer"] for line in followed["coordinator"]}) == 1
+    events = [line["event"] for line in followed["node-2"]]
+    assert events == ["leases_received", "leases_generated", "leases_returned"]
     assert numbers["steps"] == 6
     assert numbers["snapshots_published"] == 4
     assert numbers["staleness_max"] <= 3

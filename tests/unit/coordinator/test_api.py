@@ -29,7 +29,7 @@ class FakeDesk:
         return PoolView(
             coordinator=PEER, addresses=("/ip4/127.0.0.1/tcp/1",), nodes_healthy=1, nodes_late=0, nodes_dead=0,
             nodes_suspended=0, mu_pool=2.5, mu_min=None, t_bcast_seconds=0.5, t_train_seconds=None,
-            refused={"manifest": 3}, protocol_errors=1, trouble=self.trouble,
+            refused={"rejected: manifest": 3}, protocol_errors=1, trouble=self.trouble,
         )  # fmt: skip
 
     def nodes_view(self):
@@ -309,13 +309,13 @@ async def test_metrics_parse_and_leave_out_what_is_not_measured():
         for sample in family.samples
     }
     run = ("run", "sums")
-    assert samples["echo2_nodes", (("state", "healthy"),)] == 1
+    assert samples["echo2_nodes", (("health", "healthy"), ("state", "active"))] == 1
     assert samples["echo2_policy_version", (run,)] == 2
-    assert samples["echo2_rollouts", (run, ("state", "consumed"))] == 10
-    assert samples["echo2_rollouts_submitted_total", (run,)] == 11
-    assert samples["echo2_rollouts_refused_total", (("reason", "manifest"),)] == 3
-    assert samples["echo2_heldout_reward", (("purpose", "baseline"), run)] == 0.25
-    assert not [key for key in samples if key[0] in {"echo2_t_train_seconds", "echo2_mu_min"}]
+    assert samples["echo2_rollouts_total", (("reason", ""), ("state", "consumed"))] == 10
+    assert samples["echo2_rollouts_received_total", (run,)] == 11
+    assert samples["echo2_rollouts_total", (("reason", "manifest"), ("state", "rejected"))] == 3
+    assert samples["echo2_heldout_reward_mean", (("purpose", "baseline"), run)] == 0.25
+    assert not [key for key in samples if key[0] in {"echo2_t_train_seconds", "echo2_mu_min_rollouts_per_second"}]
 
 
 async def test_openapi_without_pages_from_elsewhere():
