@@ -11,8 +11,10 @@ import trio
 from echo2.p2p.errors import Refused
 
 from . import capacity
+from .balances import Balances
 from .lateness import Lateness
 from .ledger import Ledger, LedgerUnavailable, RetiredLedger
+from .payroll import Payroll, Settlement
 from .pool import Complaints, NodeEntry, Pool, Tally
 from .records import ended_leases, record
 from .run_book import Changes
@@ -76,8 +78,10 @@ class Office:
     run: RunBook
     tally: Tally
     scorer: Scorer
+    payroll: Payroll
     complaints: Complaints = field(default_factory=Complaints)
     lateness: Lateness = field(default_factory=Lateness)
+    balances: Balances = field(default_factory=Balances)
     news: Bell = field(default_factory=Bell)
     """The pool's version, the run's state or a node's state changed."""
     work: Bell = field(default_factory=Bell)
@@ -111,7 +115,12 @@ class Office:
 
     def changes(self) -> Changes:
         """An empty set of changes to the run."""
-        return Changes(self.run, self.pool, self.tally)
+        return Changes(self.run, self.pool, self.tally, self.settlement())
+
+    def settlement(self) -> Settlement:
+        """An empty set of changes to what is owed."""
+        self.payroll.tick(self.clock())
+        return Settlement(self.payroll, self.clock())
 
     def known_node(self, peer: str, run: str) -> NodeEntry:
         """The asker, an admitted node of this run; it is alive. Raises Refused."""

@@ -47,12 +47,13 @@ from .intake_desk import IntakeDesk
 from .learner_desk import LearnerDesk
 from .lease_desk import LeaseDesk
 from .ledger import SECRET_BYTES, LedgerUnavailable
-from .loading import load_pool, load_run
+from .loading import load_pay, load_pool, load_run
 from .office import WAIT_SECONDS_MAX, Office
 from .overview import Overview
+from .pay_clock import PayClock
 from .pool import Tally
 from .prompts import FolderText, PromptBook
-from .records import list_events, record, storable
+from .records import list_events, storable
 from .run_life import RunLife
 from .scheduling import Scheduler
 from .scoring import ScoringTask
@@ -75,8 +76,8 @@ if TYPE_CHECKING:
     from echo2.tasks.token_text import ModelText
 
     from .config import CoordinatorConfig
-    from .history import Change
     from .ledger import Ledger
+    from .run_book import Changes
     from .views import NodeView, PoolView, RunView
 
 Q = TypeVar("Q", bound=Message)
@@ -133,7 +134,8 @@ class CoordinatorService:
             tally = Tally()
             pool = load_pool(ledger, config)
             run = load_run(ledger, config, prompts, pool, tally, now=clock(), wall=wall())
-            office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally, scorer)
+            pay = load_pay(ledger, config, pool, run, now=clock(), wall=wall())
+            office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally, scorer, pay)
             if proved is not None:
                 office.proved = proved
             return office, Scheduler(office)
@@ -155,6 +157,7 @@ class CoordinatorService:
         self._learner = LearnerDesk(office, self._broadcasts, self._life.settle)
         self._scoring = ScoringTask(office, self._scorer, self._life.settle)
         self._scheduler = scheduler
+        self._pay_clock = PayClock(office)
 
     async def run(self) -> None:
         """Serve until cancelled. After a commit of which nobody knows whether it holds, begin anew from the ledger."""
@@ -263,9 +266,9 @@ class CoordinatorService:
             if office.run.was_delivered(entry):
                 asked.append(key)  # the learner may be training on it: it decides
             else:
-                changes.finish(entry, "withdrawn", f"its node was suspended: {reason}"[:512])
+                changes.finish(entry, "withdrawn", f"its node was suspended: {reason}"[:512], suspended=True)
         with office.ledger.transaction() as connection:
-            self._record_node(connection, peer, "suspended", actor, reason, changes.listed(office.wall()))
+            self._record_node(connection, peer, "suspended", actor, reason, changes)
         log.warning("%s was suspended by %s: %s", node.name, actor, reason, extra={"peer": peer})
         changes.apply()
         office.run.withdraw |= dict.fromkeys(asked, False)
@@ -281,7 +284,7 @@ class CoordinatorService:
         office = self._office
         node = office.pool.nodes[peer]
         with office.ledger.transaction() as connection:
-            self._record_node(connection, peer, "active", actor, reason, [])
+            self._record_node(connection, peer, "active", actor, reason, office.changes())
         log.info("%s was restored by %s: %s", node.name, actor, reason, extra={"peer": peer})
         node.state, node.state_reason = "active", ""
         node.slice_accepted()
@@ -319,6 +322,7 @@ class CoordinatorService:
         while not self._office.ledger.in_doubt:
             self._leases.expire()
             self._scheduler.look()
+            self._pay_clock.look()
             self._heartbeats.note_installed()
             self._life.settle()
             if self._office.ledger.trouble:  # what is shown must not be an old story
@@ -344,11 +348,11 @@ class CoordinatorService:
             raise KeyError(run)
 
     def _record_node(
-        self, connection: sa.Connection, peer: str, state: str, actor: str, reason: str, changes: list[Change]
+        self, connection: sa.Connection, peer: str, state: str, actor: str, reason: str, changes: Changes
     ) -> None:
-        record(
+        changes.record(
             connection,
-            [*changes, update("nodes", [peer], {"state": state, "reason": storable(reason)})],
+            update("nodes", [peer], {"state": state, "reason": storable(reason)}),
             wall=self._office.wall(),
             actor=actor,
             action=f"node {state}",
