@@ -17,6 +17,7 @@ from .ledger import Ledger, LedgerUnavailable, RetiredLedger
 from .payroll import Payroll, Settlement
 from .pool import Complaints, NodeEntry, Pool, Tally
 from .records import ended_leases, record
+from .relay_credit import RelayBook
 from .run_book import Changes
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Office:
     complaints: Complaints = field(default_factory=Complaints)
     lateness: Lateness = field(default_factory=Lateness)
     balances: Balances = field(default_factory=Balances)
+    relays: RelayBook = field(default_factory=RelayBook)
     news: Bell = field(default_factory=Bell)
     """The pool's version, the run's state or a node's state changed."""
     work: Bell = field(default_factory=Bell)

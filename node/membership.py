@@ -250,6 +250,7 @@ class Member:
             tokens_per_second=situation.tokens_rate.per_second or 0.0,
             hold_seconds=membership.heartbeat_seconds,
             late=situation.late,
+            relayed=situation.relayed,
         )
         reply = await request(
             self._transport,
