@@ -6,8 +6,8 @@
 | heartbeat  | HeartbeatDesk  | | admitted | LearnerDesk   | | timers      | TICK_SECONDS    |
 | manifest   | BroadcastDesk  | | report   | LearnerDesk   | |             |                 |
 | leases     | LeaseDesk      | | publish  | LearnerDesk   | |             |                 |
-| tokenizer  | TokenizerDesk  | |          |               | |             |                 |
-| rollouts   | IntakeDesk     | |          |               | |             |                 |
+| tokenizer  | TokenizerDesk  | | statement| StatementDesk | |             |                 |
+| rollouts   | IntakeDesk     | | appeal   | AppealDesk    | |             |                 |
 
 A desk decides, commits to the ledger, changes memory and answers, in one go between two awaits: no locks.
 """
@@ -24,6 +24,7 @@ from echo2.p2p.channel import answering, hold_against
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.messages import (
     AdmittedRequest,
+    AppealRequest,
     Heartbeat,
     Hello,
     LearnerReport,
@@ -32,6 +33,7 @@ from echo2.p2p.messages import (
     Message,
     PublishRequest,
     ReceiptsRequest,
+    StatementRequest,
     SubmitRequest,
     TokenizerRequest,
 )
@@ -40,6 +42,7 @@ from echo2.tasks.catalog import make_task
 
 from . import schema
 from .admission import AdmissionDesk
+from .appeals import AppealDesk
 from .broadcasts import BroadcastDesk
 from .heartbeats import HeartbeatDesk
 from .history import update
@@ -57,6 +60,7 @@ from .records import list_events, storable
 from .run_life import RunLife
 from .scheduling import Scheduler
 from .scoring import ScoringTask
+from .statement_desk import StatementDesk
 from .tokenizer_desk import TokenizerDesk
 from .tokens import issue_token
 from .views import EventView
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
     from echo2.p2p.channel import Allowed, Answer
     from echo2.p2p.errors import ProtocolError
     from echo2.p2p.identity import Identity
+    from echo2.p2p.postings import Unit
     from echo2.p2p.transport import ProtocolName, Transport
     from echo2.tasks.sandbox import SandboxTask
     from echo2.tasks.scorer import Scorer
@@ -78,7 +83,7 @@ if TYPE_CHECKING:
     from .config import CoordinatorConfig
     from .ledger import Ledger
     from .run_book import Changes
-    from .views import NodeView, PoolView, RunView
+    from .views import AppealView, NodeView, PoolView, RunView
 
 Q = TypeVar("Q", bound=Message)
 
@@ -154,6 +159,8 @@ class CoordinatorService:
         self._leases = LeaseDesk(office)
         self._tokenizer = TokenizerDesk(office)
         self._intake = IntakeDesk(office)
+        self._statements = StatementDesk(office)
+        self._appeals = AppealDesk(office)
         self._learner = LearnerDesk(office, self._broadcasts, self._life.settle)
         self._scoring = ScoringTask(office, self._scorer, self._life.settle)
         self._scheduler = scheduler
@@ -181,6 +188,8 @@ class CoordinatorService:
         self._serve("tokenizer", TokenizerRequest, self._tokenizer.piece, office.not_a_node)
         self._serve("rollouts", SubmitRequest, self._intake.submit, office.not_a_node)
         self._serve("receipts", ReceiptsRequest, self._intake.receipts, office.not_a_node)
+        self._serve("statement", StatementRequest, self._statements.statement, office.not_a_node)
+        self._serve("appeal", AppealRequest, self._appeals.appeal, office.not_a_node)
         self._serve("admitted", AdmittedRequest, self._learner.admitted, office.not_the_learner)
         self._serve("report", LearnerReport, self._learner.report, office.not_the_learner)
         self._serve("publish", PublishRequest, self._learner.publish, office.not_the_learner)
@@ -237,7 +246,17 @@ class CoordinatorService:
         """Who was activated and released, and by which numbers; the newest first, since the ledger was last loaded."""
         return [made.as_json() for made in reversed(self._scheduler.decisions)]
 
+    def appeals_view(self) -> list[AppealView]:
+        """Open appeals first, then those that were answered. Raises Refused while the ledger cannot be read."""
+        return self._appeals.view()
+
     # changed by operators, each on record
+
+    def resolve_appeal(
+        self, id_: int, upheld: bool, *, actor: str, reason: str, amount_micros: int = 0, unit: Unit = "usd"
+    ) -> AppealView:
+        """Answer an appeal, for good. Raises KeyError or Refused; see `AppealDesk.resolve`."""
+        return self._appeals.resolve(id_, upheld, actor=actor, reason=reason, amount_micros=amount_micros, unit=unit)
 
     def create_token(self, *, uses: int, expires_seconds: float | None, actor: str, reason: str) -> str:
         """A token that lets `uses` new nodes in. Shown once: the ledger keeps its hash."""

@@ -218,3 +218,21 @@ class EventView(View):
     action: str
     subject: str
     reason: str
+
+
+class AppealView(View):
+    """A node's appeal, and what became of it."""
+
+    id: int
+    run: str
+    peer: str
+    name: str
+    subject: str
+    """A lease in hexadecimal digits, or `suspension`."""
+    text: str
+    state: Literal["open", "upheld", "refused"]
+    answer: str
+    posting: int | None
+    """The adjustment that came of it."""
+    created_seconds: float
+    resolved_seconds: float | None
