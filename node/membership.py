@@ -137,6 +137,7 @@ class Member:
                 name=self._config.name,
                 token=self._join.token,
                 addresses=self._addresses(),
+                price_micros_hour=self._config.price_micros_hour,
             )
             try:
                 welcome = await request(self._transport, self._join.coordinator, "hello", hello, Welcome)
