@@ -85,6 +85,7 @@ class Pool:
         # what outlives the node's process
         self.store, self.spool, self.commands = MemoryStore(), Spool(":memory:"), MemoryCommands()
         self.engine = FakeEngine()
+        self.papers = None
 
     # the learner's and coordinator's side
 
@@ -177,6 +178,7 @@ class Pool:
             engine=self.engine,
             store=self.store,
             spool=self.spool,
+            papers=self.papers,
             clock=trio.current_time,
             rng=random.Random(7),
             commands=self.commands,
