@@ -34,6 +34,12 @@ BYTES_FIELDS = ("previous", "hash")
 
 EXPORT_FORMAT = "echo2/postings/1"
 
+POSTING_BYTES = 512
+"""What a posting takes on the wire beside its texts, rounded up."""
+
+STATEMENT_BYTES_MAX = 1_500_000
+"""Of one statement, below its frame's bound: a reason is an operator's text, up to four bytes a character."""
+
 ROWS = 1000
 """Read at once."""
 
@@ -114,25 +120,30 @@ def balances(connection: sa.Connection, peer: str) -> dict[str, int]:
     return {unit: int(amount) for unit, amount in connection.execute(query)}
 
 
-def statement(connection: sa.Connection, identity: Identity, peer: str, *, after: int, wall: float) -> Signed:
-    """A node's postings behind `after`, at most POSTINGS_MAX, signed."""
-    postings = []
+def page(connection: sa.Connection, peer: str, *, after: int) -> tuple[tuple[Posting, ...], bool]:
+    """A node's postings behind `after`, as many as one statement takes; whether there are others behind them."""
+    found: list[Posting] = []
+    left = STATEMENT_BYTES_MAX
     for posting in read(connection, peer=peer, after=after):
-        postings.append(posting)
-        if len(postings) == POSTINGS_MAX:
-            break
-    number, digest = newest(connection)
-    return identity.sign(
-        "statement",
-        Statement(
-            peer=peer,
-            after=after,
-            postings=tuple(postings),
-            head_id=number,
-            head_hash=digest,
-            wall_micros=round(wall * 1e6),
-        ),
+        left -= len(posting.reason.encode()) + len(posting.actor.encode()) + POSTING_BYTES
+        if len(found) == POSTINGS_MAX or left < 0:
+            return tuple(found), True
+        found.append(posting)
+    return tuple(found), False
+
+
+def said(peer: str, after: int, postings: tuple[Posting, ...], head: tuple[int, bytes], *, wall: float) -> Statement:
+    """The statement of a page, and of the chain's newest posting."""
+    number, digest = head
+    return Statement(
+        peer=peer, after=after, postings=postings, head_id=number, head_hash=digest, wall_micros=round(wall * 1e6)
     )
+
+
+def statement(connection: sa.Connection, identity: Identity, peer: str, *, after: int, wall: float) -> Signed:
+    """A node's postings behind `after`, at most one page, signed."""
+    postings, _ = page(connection, peer, after=after)
+    return identity.sign("statement", said(peer, after, postings, newest(connection), wall=wall))
 
 
 def export_csv(connection: sa.Connection, file: TextIO) -> int:

@@ -81,7 +81,7 @@ class AdmissionDesk:
     def __init__(self, office: Office) -> None:
         self._office = office
         self._rate = HelloRate()
-        self._recorded: dict[str, dict[str, str]] = {}
+        self._recorded: dict[str, dict[str, str | int]] = {}
         self._incarnation = office.entropy(INCARNATION_BYTES)
 
     async def hello(self, peer: str, hello: Hello) -> Welcome:
@@ -164,8 +164,8 @@ class AdmissionDesk:
         self._record(peer, hello, known=node is not None)
         if node is None:
             node = office.pool.nodes[peer] = NodeEntry(peer, hello.name, hello.software, hello.addresses)
-            node.price = office.config.activation.price(peer)
-            node.standby = bool(node.price)
+        node.price = office.config.activation.price(peer, hello.price_micros_hour)
+        node.standby = bool(node.price) and peer not in office.payroll.by_peer
         if node.addresses != hello.addresses:
             office.run.forget_plans()
         node.name, node.software, node.addresses = hello.name, hello.software, hello.addresses
@@ -176,11 +176,12 @@ class AdmissionDesk:
         """Put on record what this hello says that the last one, to this process, did not. Raises Refused."""
         wall = self._office.wall()
         table = schema.nodes
-        said = {
+        said: dict[str, str | int] = {
             "role": hello.role,
             "name": hello.name,
             "software": storable(hello.software),
             "addresses": json.dumps(hello.addresses),
+            "price": hello.price_micros_hour,
         }
         if known and self._recorded.get(peer) == said:
             log.info("%s is back: %s", hello.role, hello.name, extra={"peer": peer})

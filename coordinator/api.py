@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from echo2.p2p.errors import ConfigurationError, Refused
 
+from .appeals_api import AppealsDesk, add_appeals
 from .config import LOOPBACK_HOSTS, TOKEN_HOURS_MAX, TOKEN_USES_MAX
 from .metrics import CONTENT_TYPE, Views, exposition, make_registry
 from .views import EventView, NodeView, PoolView, RunView
@@ -50,7 +51,7 @@ PeerPath = Annotated[str, Path(min_length=40, max_length=64, pattern=r"^[1-9A-HJ
 RunPath = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
-class Desk(Views, Protocol):
+class Desk(Views, AppealsDesk, Protocol):
     """The coordinator's service, as far as REST needs it. Unknown names raise KeyError, impossible changes Refused."""
 
     def run_view(self, run: str) -> RunView:
@@ -154,6 +155,7 @@ def make_api(desk: Desk, *, join: Callable[[str], str], token_sha256: bytes, loo
     )  # fmt: skip
     _add_reads(api, desk)
     _add_changes(api, desk, join, [BEARER] if loopback else [])
+    add_appeals(api, desk, [BEARER] if loopback else [])
     _add_problems(api)
     return Gate(api, token_sha256=token_sha256, loopback=loopback)
 

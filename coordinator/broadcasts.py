@@ -40,10 +40,12 @@ class BroadcastDesk:
             raise Refused("superseded", f"version {current.manifest.version} is the newest; ask for that", 0.0)
         if peer not in wanted.roster and len(wanted.roster) < NODES_MAX:
             wanted.plan = None  # made anew, to hold the late joiner; one without it takes everything from the root
+        plan = self.plan(wanted)
+        office.relays.told(wanted.manifest_hash, peer)
         ticket = Ticket(run=office.run.name, manifest_hash=wanted.manifest_hash, peer=peer)
         return ManifestReply(
             manifest=wanted.signed,
-            plan=self.plan(wanted),
+            plan=plan,
             ticket=office.identity.sign("ticket", ticket),
         )
 
@@ -70,6 +72,7 @@ class BroadcastDesk:
                     for node in nodes
                 ],
             )
+            office.relays.planned(published.manifest, plan)
             if published is office.run.current:  # what nodes say of each other is said of that one
                 office.lateness.planned(plan)
             published.plan = office.identity.sign("plan", plan)

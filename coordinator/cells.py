@@ -33,6 +33,7 @@ _WORDS: dict[sa.Column[Any], tuple[str, ...]] = {
     schema.events.c.kind: get_args(EventKind),
     schema.postings.c.kind: get_args(postings.Kind),
     schema.postings.c.unit: get_args(postings.Unit),
+    schema.appeals.c.state: ("open", "upheld", "refused"),
 }
 """Columns that hold one of a few words."""
 

@@ -20,6 +20,7 @@ from echo2.tasks.task import TaskSpec, canonical_json
 from .activation_records import Rules
 from .capacity import GAMMA
 from .money import micro_dollars
+from .pricing import Budget, CreditRates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +52,8 @@ class ActivationConfig(Settings):
     """Which nodes of a price work, and what they may cost (equation 3). Volunteers, without a price, always work."""
 
     prices: dict[PeerId, Annotated[float, Field(ge=0, le=1e6)]] = Field(
-        default_factory=dict, description="dollars an hour of nodes that are paid, by peer id"
+        default_factory=dict,
+        description="dollars an hour by peer id: what a node that names no price is paid, the most for one that does",
     )
     period_seconds: Annotated[
         float, Field(ge=1, le=86_400, description="a loss is answered after one period, a surplus after three")
@@ -83,9 +85,15 @@ class ActivationConfig(Settings):
             nocost_seed=self.shuffle_seed if self.order == "shuffle" else None,
         )
 
-    def price(self, peer: str) -> int:
-        """What a node is paid, in micro-dollars an hour; 0 for a volunteer."""
-        return micro_dollars(self.prices.get(peer, 0.0))
+    def price(self, peer: str, asked: int = 0) -> int:
+        """What a node that asks so much would be paid, in micro-dollars an hour; 0 for a volunteer.
+
+        A node named in `prices` gets what it asks, at most what stands there, and that when it asks for nothing.
+        """
+        if peer not in self.prices:
+            return asked
+        most = micro_dollars(self.prices[peer])
+        return min(asked, most) if asked else most
 
 
 def _peer_of_a_key(text: str) -> str:
@@ -106,6 +114,9 @@ class RunConfig(Settings):
         PeerId, AfterValidator(_peer_of_a_key), Field(description="the peer id that `echo2-learner identity` prints")
     ]
     steps: Annotated[int, Field(ge=1, le=10_000_000, description="training steps of the whole run")]
+    budget: Annotated[
+        float, Field(ge=0, le=1e9, description="dollars that nodes may be paid for this run; 0 = no bound")
+    ] = 0.0
     seed: Annotated[int, Field(ge=0, le=2**53, description="orders the prompts")] = 0
 
     S: Annotated[int, Field(ge=0, le=1000, description="staleness budget in steps; 0 = synchronous")] = 3
@@ -171,6 +182,11 @@ class RunConfig(Settings):
         return TaskSpec(self.task, self.task_options)
 
     @property
+    def spending(self) -> Budget:
+        """What nodes may be paid."""
+        return Budget(micro_dollars(self.budget) or None)
+
+    @property
     def slice_samples(self) -> int:
         """Samples of a full slice: never more than a group has."""
         return min(self.slice_samples_max, self.n)
@@ -179,9 +195,19 @@ class RunConfig(Settings):
 class CreditConfig(Settings):
     """What a node is credited for, in millionths of a credit."""
 
-    consumed_micros: Annotated[int, Field(ge=0, le=10**12, description="for each rollout that is trained on")] = (
-        1_000_000
-    )
+    consumed_micros: Annotated[
+        int, Field(ge=0, le=10**12, description="for each rollout that is trained on, or answers a held-out prompt")
+    ] = 1_000_000
+    stale_micros: Annotated[
+        int, Field(ge=0, le=10**12, description="for each that came in time and was not used, by no fault of its node")
+    ] = 500_000
+    relayed_gib_micros: Annotated[
+        int, Field(ge=0, le=10**12, description="for each GiB of snapshots passed on as planned and acknowledged")
+    ] = 1_000_000
+
+    def rates(self) -> CreditRates:
+        """As `pricing` takes them."""
+        return CreditRates(self.consumed_micros, self.stale_micros, self.relayed_gib_micros)
 
 
 class StatePlace(Settings):

@@ -117,6 +117,7 @@ class HeartbeatDesk:
         node.tokens_per_second = body.tokens_per_second
         late = [peer for peer in body.late if peer in self._office.pool.nodes]
         self._office.lateness.said(node.peer, late, (body.epoch, body.version or 0), self._office.clock())
+        self._office.relays.credit(self._office, node.peer, body.relayed)
 
     def _free_forgotten_leases(self, node: NodeEntry, body: HeartbeatBody) -> None:
         """Leases whose reply never arrived: the node says twice that it holds and spools nothing."""

@@ -38,6 +38,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     "rollouts": ("id",),
     "evaluations": ("run", "version"),
     "steps": ("run", "step"),
+    "accounts": ("number",),
+    "relays": ("manifest_hash", "receiver", "relay"),
+    "appeals": ("number",),
 }
 """Every table that the log tells again, with what names a row in it."""
 
@@ -46,6 +49,13 @@ CONTENT: dict[str, frozenset[str]] = {
     "leases": frozenset({"id"}),
     "steps": frozenset({"metrics"}),
 }
+
+YOUNGER: dict[str, Row] = {
+    "nodes": {"price": 0},
+    "leases": {"account": None},
+    "rollouts": {"in_time": None},
+}
+"""Columns that are younger than the log, with what an upgrade gave the rows that were there."""
 
 STATE_ROWS = 1000
 """Rows of an event that records what was there before the log began."""
@@ -127,7 +137,7 @@ def _insert(
     table: str, rows: dict[tuple[Any, ...], Row], shared: Row, columns: list[str], values: list[list[Any]]
 ) -> None:
     for each in values:
-        row = shared | dict(zip(columns, each, strict=True))
+        row = YOUNGER.get(table, {}) | shared | dict(zip(columns, each, strict=True))
         key = tuple(row[name] for name in KEYS[table])
         if key in rows:
             raise ValueError(f"the event log inserts {table} {key} a second time")
@@ -154,11 +164,15 @@ def read_bodies(connection: sa.Connection) -> Iterable[bytes | None]:
 
 
 def read_state(connection: sa.Connection) -> State:
-    """The same of the tables themselves. A column that they lack, because they are of an older release, is None."""
+    """The same of the tables themselves, which may be of an older release."""
     found: State = {}
     for name, keys in KEYS.items():
-        columns = _columns(name)
-        rows = ({column: row[place] for place, column in enumerate(columns)} for row in _rows(connection, name))
+        columns = _present(connection, name)
+        if not columns:
+            continue
+        rows = [
+            YOUNGER.get(name, {}) | dict(zip(columns, row, strict=True)) for row in _rows(connection, name, columns)
+        ]
         found[name] = {tuple(row[key] for key in keys): row for row in rows}
     return found
 
@@ -166,8 +180,8 @@ def read_state(connection: sa.Connection) -> State:
 def record_state(connection: sa.Connection) -> None:
     """Put what the tables hold into the log: replay of a ledger that is older than its log begins here."""
     for name in KEYS:
-        columns = _columns(name)
-        for chunk in _rows(connection, name).partitions(STATE_ROWS):
+        columns = _present(connection, name)
+        for chunk in _rows(connection, name, columns).partitions(STATE_ROWS) if columns else ():
             body = encode([Insert(name, columns, [list(row) for row in chunk])])
             values = {"wall": 0.0, "actor": "coordinator", "action": "state recorded", "subject": name}
             connection.execute(
@@ -177,13 +191,15 @@ def record_state(connection: sa.Connection) -> None:
             )
 
 
-def _columns(name: str) -> list[str]:
-    left_out = CONTENT.get(name, frozenset())
-    return [column.name for column in schema.metadata.tables[name].c if column.name not in left_out]
+def _present(connection: sa.Connection, name: str) -> list[str]:
+    """The columns that the table has now, of those that the log knows; none where there is no such table yet."""
+    inspector = sa.inspect(connection)
+    if not inspector.has_table(name):
+        return []
+    present = {column["name"] for column in inspector.get_columns(name)} - CONTENT.get(name, frozenset())
+    return [column.name for column in schema.metadata.tables[name].c if column.name in present]
 
 
-def _rows(connection: sa.Connection, name: str) -> sa.CursorResult[Any]:
+def _rows(connection: sa.Connection, name: str, columns: Sequence[str]) -> sa.CursorResult[Any]:
     table = schema.metadata.tables[name]
-    present = {column["name"] for column in sa.inspect(connection).get_columns(name)}
-    columns = [table.c[column] if column in present else sa.null().label(column) for column in _columns(name)]
-    return connection.execute(sa.select(*columns).order_by(*table.primary_key))
+    return connection.execute(sa.select(*(table.c[column] for column in columns)).order_by(*table.primary_key))

@@ -13,6 +13,7 @@ from echo2.p2p.messages import ReceiptBatch, ReceiptsReply, SliceAck, SubmitRepl
 from . import records
 from .intake import ITEM_BYTES, Rejection, SliceRules, check_owner, check_slice
 from .leases import LeaseEntry, LeaseState
+from .prompts import Unopened
 from .records import RolloutEntry
 from .run_book import ENDED
 from .slots import Span
@@ -127,12 +128,20 @@ class IntakeDesk:
             return self._again(received.lease_id)
         outcomes = self._judge(lease, taken)
         accepted = [sample for sample, outcome in outcomes.items() if outcome == "accept"]
+        in_time, unaffordable = self._office.payroll.in_time(lease.lease_id), ""
+        if accepted and not in_time:
+            unaffordable = self._unaffordable(changes, lease, len(accepted))
+            if unaffordable:
+                outcomes, accepted = dict.fromkeys(outcomes, "late"), []
         if accepted:
             rejection = check_slice(received, self._rules(lease))
+        elif in_time:
+            in_time = self._is_whole(received, lease)
         deliveries[received.lease_id] = _Delivery(lease, [] if rejection else accepted, rejection)
         contents = {rollout.sample: rollout for rollout in received.rollouts} if not rejection else {}
         for sample, outcome in outcomes.items():
-            self._arrive(changes, lease, sample, outcome, contents.get(sample), rejection)
+            late = unaffordable or (self._late(lease) if outcome == "late" else "")
+            self._arrive(changes, lease, sample, outcome, contents.get(sample), rejection, late, in_time=in_time)
             if outcome == "accept" and not rejection:
                 taken.add((lease.kind, lease.span.ordinal, sample))
         return None
@@ -155,6 +164,9 @@ class IntakeDesk:
         outcome: Outcome,
         content: RolloutRecord | None,
         rejection: Rejection | None,
+        late: str,
+        *,
+        in_time: bool,
     ) -> None:
         entry = RolloutEntry(
             id=0,
@@ -171,15 +183,36 @@ class IntakeDesk:
             logprobs=content.logprobs if content else b"",
             spans=content.spans if content else (),
             claimed_reward=content.reward if content else None,
+            account=lease.account,
+            in_time=in_time,
         )
         if outcome == "duplicate":
             changes.arrive(entry, "duplicate", "another lease's slice for this sample came first")
         elif outcome == "late":
-            changes.arrive(entry, "stale", self._late(lease))
+            changes.arrive(entry, "stale", late)
         elif rejection is not None:
             changes.arrive(entry, "rejected", str(rejection)[:512])
         else:
             changes.arrive(entry, "held")
+
+    def _unaffordable(self, changes: Changes, lease: LeaseEntry, samples: int) -> str:
+        """Why the budget cannot pay for a wanted slice whose lease's time is over; empty when it can."""
+        office = self._office
+        if lease.account is None:
+            return ""
+        with office.ledger.reading() as connection:
+            office.payroll.revive(connection, lease.account, office.clock(), office.wall())
+        refused = changes.pay.refusal(lease.account, samples, office.config.run.lease_seconds)
+        return f"late, and {refused}"[:512] if refused else ""
+
+    def _is_whole(self, received: Slice, lease: LeaseEntry) -> bool:
+        """Whether a slice that nobody wants any more, and that is paid as it came in time, is what was ordered."""
+        try:
+            return check_slice(received, self._rules(lease)) is None
+        except (
+            Unopened
+        ):  # its lease was let go of with its group: the prompt is not at hand, nor worth a game's opening
+            return True
 
     def _late(self, lease: LeaseEntry) -> str:
         run = self._office.run
@@ -252,6 +285,7 @@ class IntakeDesk:
             granted_at=0.0,
             expires_at=0.0,
             state=LeaseState.RETURNED if returned else LeaseState.EXPIRED,
+            account=row.account,
         )
 
     def _again(self, lease_id: bytes) -> SliceAck:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from echo2.p2p.identity import open_signed, payload_hash
 from echo2.p2p.manifest import check_manifest, is_below
 from echo2.p2p.messages import Ack, AdmittedReply, AdmittedRollout, Detail, Manifest, PublishReply, RolloutKey
 
-from .accounts import Entry, append
 from .admission import train_sampling
 from .history import insert, update
 from .office import WAIT_SECONDS_MAX
@@ -134,7 +132,6 @@ class LearnerDesk:
         steps = [metrics for metrics in report.steps if current or metrics.step < run.leases.learner_version]
         with office.ledger.transaction() as connection:
             self._record_report(connection, report, changes, steps, current=current)
-            append(connection, self._credits(changes), wall=office.wall())
             if back:
                 add_event(
                     connection,
@@ -175,24 +172,12 @@ class LearnerDesk:
         current: bool,
     ) -> None:
         name, wall = self._office.run.name, self._office.wall()
-        found = changes.listed(wall) + reported_steps(connection, name, report.epoch, steps, wall=wall)
+        found = reported_steps(connection, name, report.epoch, steps, wall=wall)
         if current:
             said = {"learner_epoch": report.epoch, "learner_version": report.version}
             found.append(update("runs", [name], said | {"learner_status": storable(report.status)}))
-        if found:
-            learner = self._office.config.run.learner
-            record(connection, found, wall=wall, actor=learner, action="report", subject=name, kind="flow")
-
-    def _credits(self, changes: Changes) -> list[Entry]:
-        """One posting a node for what of it was trained on."""
-        office = self._office
-        rate = office.config.credit.consumed_micros
-        consumed = Counter(verdict.entry.peer for verdict in changes.changed if verdict.state == "consumed")
-        return [
-            Entry(office.run.name, peer, "credit", "credit", rate * count, count, "coordinator", "rollouts trained on")
-            for peer, count in consumed.items()
-            if rate
-        ]
+        learner = self._office.config.run.learner
+        changes.record(connection, *found, wall=wall, actor=learner, action="report", subject=name, kind="flow")
 
     async def publish(self, peer: str, request: PublishRequest) -> PublishReply:
         """Record a new snapshot and plan its broadcast. Safe to repeat. Raises Refused or ProtocolError."""

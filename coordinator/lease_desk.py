@@ -126,9 +126,16 @@ class LeaseDesk:
         samples = min(request.samples_max, allowed - held_samples)
         if samples <= 0:
             return (), f"{held_samples} samples are out with you; {allowed} are half a step's work", float("inf")
+        account = office.payroll.by_peer.get(node.peer)
+        affordable = office.payroll.samples_max(account)
+        samples = samples if affordable is None else min(samples, max(affordable, 1))
         proposal = self._propose(node, published.manifest.version, samples)
         if not proposal.spans:
             return (), proposal.reason, float("inf")
+        wanted = sum(span.count for span in proposal.spans)
+        refused = office.payroll.refusal(account, wanted, office.config.run.lease_seconds)
+        if refused:
+            return (), refused, float("inf")
         leases = self._record(node, proposal, published.manifest.version, request.manifest_hash, now)
         return leases, "", now
 
@@ -204,6 +211,7 @@ class LeaseDesk:
                     tokens_max=self._tokens_max(proposal.kind, span.ordinal),
                     granted_at=now,
                     expires_at=now + duration,
+                    account=office.payroll.by_peer.get(node.peer),
                 )
             )
         with office.ledger.transaction() as connection:
@@ -221,6 +229,7 @@ class LeaseDesk:
         granted = shorts(entry.lease_id for entry in entries)
         told = f"{len(entries)} leases of version {version} for {node.name}"
         tell(log, logging.INFO, "leases_granted", "%s", told, peer=node.peer, leases=granted)
+        office.payroll.grant(entries, duration)
         office.note_holding(node.peer)
         return tuple(self._order(entry, duration) for entry in entries)
 

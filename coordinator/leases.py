@@ -66,6 +66,8 @@ class LeaseEntry:
     granted_at: float
     expires_at: float
     state: LeaseState = LeaseState.OUT
+    account: int | None = None
+    """What its node is paid from; None for a volunteer's."""
 
 
 @dataclass(frozen=True, slots=True)

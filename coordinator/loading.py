@@ -20,6 +20,7 @@ from . import accounts, records, schema
 from .cells import check, check_cell, sound, texts
 from .history import insert
 from .leases import LeaseBook, LeaseEntry, LeaseRules
+from .payroll import Payroll, load_payroll
 from .pool import NodeEntry, Pool, Tally
 from .run_book import EvaluationProgress, Published, RunBook
 from .slots import Span
@@ -59,7 +60,7 @@ def load_pool(ledger: Ledger, config: CoordinatorConfig) -> Pool:
         for sequence in receipts.values():
             check_cell(rollouts.c.receipt_sequence, sequence)
         for row in sound(connection.execute(sa.select(table).where(table.c.role != "learner")), table):
-            price = config.activation.price(row.peer)
+            price = config.activation.price(row.peer, row.price)
             pool.nodes[row.peer] = NodeEntry(
                 row.peer,
                 row.name,
@@ -69,7 +70,7 @@ def load_pool(ledger: Ledger, config: CoordinatorConfig) -> Pool:
                 state_reason=row.reason,
                 receipt_sequence=receipts.get(row.peer, 0),
                 price=price,
-                standby=bool(price),
+                standby=bool(price),  # until the scheduler says who works
             )
     return pool
 
@@ -121,6 +122,16 @@ def _terms(config: CoordinatorConfig, prompts: PromptBook) -> dict[str, object]:
     card = prompts.text.card
     values: dict[str, object] = {name: getattr(config.run, name) for name in TERMS}
     return values | {"model": card.name, "tokenizer_sha256": card.tokenizer_sha256}
+
+
+def load_pay(
+    ledger: Ledger, config: CoordinatorConfig, pool: Pool, run: RunBook, *, now: float, wall: float
+) -> Payroll:
+    """What the run's nodes are owed, and what is out with them. A node that is activated does not stand by."""
+    payroll = Payroll(run.name, config.credit.rates(), config.run.spending, pool, run.leases)
+    with ledger.reading() as connection, ledger.loading(schema.accounts):
+        load_payroll(connection, payroll, run.unfinished.values(), now=now, wall=wall)
+    return payroll
 
 
 def _load_row(connection: sa.Connection, run: RunBook, terms: dict[str, object], wall: float) -> None:
@@ -255,6 +266,7 @@ def _load_leases(connection: sa.Connection, run: RunBook, now: float, lease_seco
             tokens_max=row.tokens_max,
             granted_at=now,
             expires_at=now + lease_seconds,
+            account=row.account,
         )
         for row in sound(connection.execute(sa.select(leases).where(wanted(leases)).order_by(leases.c.id)), leases)
         if row.kind == "train" or row.manifest_hash not in run.leases.lost

@@ -167,5 +167,48 @@ def _log_and_postings(op: Operations) -> None:
 
 POSTING_NAMES = {"run": 64, "peer": 64, "kind": 16, "unit": 8}
 
-STEPS: dict[int, Callable[[Operations], None]] = {3: _log_and_postings}
+
+def _money(op: Operations) -> None:
+    """What each activation is owed, credited relays, appeals; prices that nodes ask."""
+    long = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
+    op.add_column("nodes", sa.Column("price", long, nullable=False, server_default="0"))
+    op.add_column("leases", sa.Column("account", sa.Integer))
+    op.add_column("rollouts", sa.Column("in_time", sa.Integer))
+    op.create_table(
+        "accounts",
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+        *(sa.Column(name, sa.String(64), nullable=False) for name in ("run", "peer")),
+        sa.Column("price", long, nullable=False),
+        sa.Column("mu", sa.Float),
+        sa.Column("rho", long),
+        *(sa.Column(name, long, nullable=False) for name in ("rollouts", "milliseconds", "entered")),
+        *(sa.Column(name, sa.Float, nullable=False) for name in ("opened", "counted")),
+        *(sa.Column(name, sa.Float) for name in ("released", "closed")),
+    )
+    is_open = sa.text("closed IS NULL")
+    op.create_index("accounts_open", "accounts", ["run"], sqlite_where=is_open, postgresql_where=is_open)
+    op.create_table(
+        "relays",
+        sa.Column("manifest_hash", sa.LargeBinary(32), nullable=False),
+        *(sa.Column(name, sa.String(64), nullable=False) for name in ("receiver", "relay", "run")),
+        sa.Column("bytes", long, nullable=False),
+        sa.PrimaryKeyConstraint("manifest_hash", "receiver", "relay"),
+    )
+    op.create_table(
+        "appeals",
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+        *(sa.Column(name, sa.String(64), nullable=False) for name in ("run", "peer")),
+        sa.Column("appeal_id", sa.LargeBinary(16), nullable=False),
+        sa.Column("subject", sa.String(32), nullable=False),
+        sa.Column("text", sa.Text, nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("answer", sa.Text, nullable=False),
+        sa.Column("posting", long),
+        sa.Column("created", sa.Float, nullable=False),
+        sa.Column("resolved", sa.Float),
+        sa.UniqueConstraint("peer", "appeal_id"),
+    )
+
+
+STEPS: dict[int, Callable[[Operations], None]] = {3: _log_and_postings, 4: _money}
 """By the version that each leads to."""

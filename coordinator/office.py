@@ -13,11 +13,14 @@ from echo2.p2p.errors import Refused
 from echo2.p2p.log_lines import shorts, tell
 
 from . import capacity
+from .balances import Balances
 from .lateness import Lateness
 from .ledger import Ledger, LedgerUnavailable, RetiredLedger
 from .measures import Measures
+from .payroll import Payroll, Settlement
 from .pool import Complaints, NodeEntry, Pool, Tally
 from .records import ended_leases, record
+from .relay_credit import RelayBook
 from .run_book import Changes
 
 if TYPE_CHECKING:
@@ -81,10 +84,13 @@ class Office:
     run: RunBook
     tally: Tally
     scorer: Scorer
+    payroll: Payroll
     complaints: Complaints = field(default_factory=Complaints)
     measures: Measures = field(default_factory=Measures)
     """What is counted for `GET /metrics`; one for as long as the process lives."""
     lateness: Lateness = field(default_factory=Lateness)
+    balances: Balances = field(default_factory=Balances)
+    relays: RelayBook = field(default_factory=RelayBook)
     news: Bell = field(default_factory=Bell)
     """The pool's version, the run's state or a node's state changed."""
     work: Bell = field(default_factory=Bell)
@@ -118,7 +124,12 @@ class Office:
 
     def changes(self) -> Changes:
         """An empty set of changes to the run."""
-        return Changes(self.run, self.pool, self.tally)
+        return Changes(self.run, self.pool, self.tally, self.settlement())
+
+    def settlement(self) -> Settlement:
+        """An empty set of changes to what is owed."""
+        self.payroll.tick(self.clock())
+        return Settlement(self.payroll, self.clock())
 
     def known_node(self, peer: str, run: str) -> NodeEntry:
         """The asker, an admitted node of this run; it is alive. Raises Refused."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from . import capacity
 from .money import MICRO
+from .pricing import PICO_PER_MICRO
 from .views import EvaluationView, NodeView, PoolView, RolloutCounts, RunView, StepView
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from .pool import NodeEntry
     from .run_book import RunBook
     from .run_life import RunLife
+
+PICO = MICRO * PICO_PER_MICRO
 
 SERIES_STEPS = 500
 """Steps a run's view carries: a curve on a screen."""
@@ -70,13 +73,16 @@ class Overview:
     def nodes(self) -> list[NodeView]:
         """Every node ever admitted, in the order of admission."""
         now = self._office.clock()
+        self._office.balances.catch_up(self._office.ledger)
         return [self._node(node, now) for node in self._office.pool.nodes.values()]
 
     def run(self) -> RunView:
         """The run."""
+        self._office.balances.catch_up(self._office.ledger)
         office, run, config = self._office, self._office.run, self._office.config.run
         steps = [run.steps[step] for step in sorted(run.steps)]
         last = steps[-1] if steps else None
+        payroll = office.payroll
         version = run.version
         return RunView(
             run=run.name,
@@ -112,6 +118,11 @@ class Overview:
             t_train_seconds=office.t_train(),
             t_bcast_seconds=office.t_bcast(),
             staleness_estimate=office.staleness_estimate(),
+            spent_dollars=payroll.spent / MICRO,
+            committed_dollars=payroll.committed / MICRO,
+            budget_dollars=None if payroll.budget.limit is None else payroll.budget.limit / MICRO,
+            cost_hour_dollars=sum(payroll.engaged[number].account.price for number in payroll.by_peer.values()) / MICRO,
+            credits=office.balances.credits(run.name) / MICRO,
         )
 
     def _standing(self, node: NodeEntry, now: float) -> str:
@@ -129,6 +140,7 @@ class Overview:
         version = office.run.version
         errors, _ = office.complaints.of(node.peer)
         proved = office.proved(node.peer, node.addresses)
+        engaged = office.payroll.of(node.peer)
         resting = f"resting {node.rest_until - now:.0f} s: " if now < node.rest_until else ""
         return NodeView(
             peer=node.peer,
@@ -144,7 +156,10 @@ class Overview:
             epoch=node.epoch,
             version=node.version,
             version_lag=None if version is None or node.version is None else max(0, version - node.version),
-            price_hour=node.price / MICRO,
+            price_hour=(node.price if engaged is None else engaged.account.price) / MICRO,
+            rho_dollars=None if engaged is None or engaged.account.rho is None else engaged.account.rho / PICO,
+            balance_dollars=office.balances.of(node.peer, "usd") / MICRO,
+            balance_credits=office.balances.of(node.peer, "credit") / MICRO,
             standby=node.standby,
             mu=node.meter.rate(now),
             tokens_per_second=node.tokens_per_second,

@@ -72,7 +72,7 @@ class NodeEntry:
     rejected_in_row: int = 0
     rest_until: float = float("-inf")
     price: int = 0
-    """Micro-dollars an hour; 0 for a volunteer."""
+    """Micro-dollars an hour that it would be activated at; 0 for a volunteer."""
     standby: bool = False
     """It has a price and is not activated: it is given no leases, and counts for no rate and no quorum."""
 

@@ -24,6 +24,10 @@ made. A rollout is payable once it is decided and its node is not at fault, so n
 | rejected, duplicate                                 | no                                                             |
 | evaluated (a held-out prompt)                       | yes, as consumed: the run asked for it                         |
 
+A node that works before it was ever measured has no rho yet: it is set once there is a mu, and what it made until then
+counts. mu is rollouts a second of holding leases, so until then it comes to its price for the time of its leases; where
+the time of measuring finds less than that left in the budget, rho is what is left.
+
 A run's budget is asked before a lease is granted. What counts against it is what every account may come to with all
 that is out, at its full rho: so a run stops leasing before it can owe what it does not have.
 """
@@ -78,7 +82,8 @@ class Account:
     peer: str
     run: str
     price: int
-    rho: int
+    rho: int | None
+    """Pico-dollars per rollout, for good once there is one."""
     rollouts: int = 0
     """Payable so far."""
     milliseconds: int = 0
@@ -87,6 +92,8 @@ class Account:
     """Micro-dollars in entries so far."""
     outstanding: int = 0
     """Samples leased whose slices are still welcome: those of expired leases too, until their groups are closed."""
+    ahead: int = 0
+    """Milliseconds that its leases may take: what is set aside while there is no rho."""
     closed: bool = False
     """Its node was released and everything of it is decided: nothing more can become due."""
 
@@ -97,8 +104,8 @@ class Account:
 
     @property
     def earned(self) -> int:
-        """Rollouts x rho, in micro-dollars."""
-        return self.rollouts * self.rho // PICO_PER_MICRO
+        """Rollouts x rho, in micro-dollars; 0 while there is no rho."""
+        return self.rollouts * (self.rho or 0) // PICO_PER_MICRO
 
     @property
     def due(self) -> int:
@@ -108,17 +115,33 @@ class Account:
     @property
     def liability(self) -> int:
         """The most that its entries may add up to: with all that is out, and as much time as that takes."""
-        return self.entered if self.closed else _cost(self.rollouts + self.outstanding, self.rho)
+        if self.closed:
+            return self.entered
+        if self.rho is not None:
+            return _cost(self.rollouts + self.outstanding, self.rho)
+        if not self.rollouts and not self.outstanding:
+            return 0
+        return -(-self.price * self.ahead // MILLISECONDS_PER_HOUR)
 
 
-def open_account(peer: str, run: str, *, price: int, mu: float) -> Account:
-    """The account of a node that is activated now, at the price it asked for and the rate it was measured at."""
-    return Account(peer, run, price, rho_pico(price, mu))
+def open_account(peer: str, run: str, *, price: int, mu: float | None) -> Account:
+    """The account of a node that is activated now: the price it asked for, the rate it was measured at, if it was."""
+    return Account(peer, run, price, None if mu is None else rho_pico(price, mu))
 
 
-def lease(account: Account, samples: int) -> Account:
-    """So many more samples are out with the node."""
-    return replace(account, outstanding=account.outstanding + samples)
+def measured(account: Account, mu: float, room: int | None = None) -> Account:
+    """It has its rho now. `room`: micro-dollars that it may come to, of a run's budget; rho is lowered to fit."""
+    if account.rho is not None:
+        raise ValueError("rho is fixed for the whole activation")
+    rho, made = rho_pico(account.price, mu), account.rollouts + account.outstanding
+    if room is not None and made:
+        rho = min(rho, max(room, 0) * PICO_PER_MICRO // made)
+    return replace(account, rho=rho)
+
+
+def lease(account: Account, samples: int, milliseconds: int = 0) -> Account:
+    """So many more samples are out with the node, for so long beyond what was out."""
+    return replace(account, outstanding=account.outstanding + samples, ahead=account.ahead + milliseconds)
 
 
 def close(account: Account) -> Account:
@@ -213,13 +236,14 @@ class Budget:
 
     limit: int | None = None
 
-    def refusal(self, accounts: Iterable[Account], samples: int, rho: int) -> str:
-        """Why a lease of so many samples is not granted, for its node and the operator; empty when it may be."""
-        if self.limit is None or rho == 0:
+    def refusal(self, accounts: Iterable[Account], more: int) -> str:
+        """Why a lease that adds so much (micro-dollars) to what may be due is not granted, for its node and the
+        operator; empty when it may be."""
+        if self.limit is None or more <= 0:
             return ""
         known = list(accounts)
         committed = sum(account.liability for account in known)
-        if committed + _cost(samples, rho) <= self.limit:
+        if committed + more <= self.limit:
             return ""
         spent = sum(account.entered for account in known)
         return (
@@ -227,12 +251,21 @@ class Budget:
             f"{dollars(committed - spent)} may still become due; raise it, or stop the run"
         )
 
-    def samples_max(self, accounts: Iterable[Account], rho: int) -> int | None:
-        """How many samples may still be leased at this rho (pico-dollars per rollout); None: any number."""
-        if self.limit is None or rho == 0:
+    def room(self, accounts: Iterable[Account]) -> int | None:
+        """What is left when these come to all that they may, in micro-dollars; None: as much as it takes."""
+        if self.limit is None:
             return None
-        left = self.limit - sum(account.liability for account in accounts)
-        return max(0, left) * PICO_PER_MICRO // rho
+        return self.limit - sum(account.liability for account in accounts)
+
+    def samples_max(self, accounts: Iterable[Account], account: Account) -> int | None:
+        """How many more samples this one of the accounts may be leased; None: any number."""
+        room = self.room(accounts)
+        if room is None or account.rho == 0:
+            return None
+        if account.rho is None:
+            return None  # its liability is by time, not by samples
+        out = account.rollouts + account.outstanding
+        return max(0, (room + account.liability) * PICO_PER_MICRO // account.rho - out)
 
 
 def _cost(samples: int, rho: int) -> int:

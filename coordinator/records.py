@@ -61,6 +61,10 @@ class RolloutEntry:
     """What its episode measured beside the reward."""
     sequence: int = 0
     """Its place among the admitted; 0 before."""
+    account: int | None = None
+    """What its node is paid from; None for a volunteer's."""
+    in_time: bool = True
+    """It came, whole, within its lease's duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,7 @@ def new_leases(run: str, leases: Sequence[LeaseEntry], *, duration_seconds: floa
                 lease.version,
                 lease.manifest_hash,
                 lease.tokens_max,
+                lease.account,
             )
             for lease in leases
         ],
@@ -192,7 +197,7 @@ def new_leases(run: str, leases: Sequence[LeaseEntry], *, duration_seconds: floa
 
 LEASE_COLUMNS = (
     *("lease_id", "peer", "kind", "ordinal", "sample_first", "sample_count"),
-    *("version", "manifest_hash", "tokens_max"),
+    *("version", "manifest_hash", "tokens_max", "account"),
 )
 
 
@@ -212,7 +217,7 @@ def details_in(text: str | None) -> Details | None:
 
 ARRIVAL_COLUMNS = (
     *("id", "lease_id", "sample", "peer", "kind", "ordinal", "version"),
-    *("state", "reason", "finish", "claimed_reward", "receipt_sequence"),
+    *("state", "reason", "finish", "claimed_reward", "receipt_sequence", "in_time"),
 )
 
 
@@ -235,6 +240,7 @@ def arrived_rollouts(run: str, verdicts: Sequence[Verdict], *, wall: float) -> l
                 entry.finish,
                 entry.claimed_reward,
                 verdict.receipt_sequence,
+                int(entry.in_time),
             )
             for verdict in verdicts
             for entry in (verdict.entry,)
@@ -338,10 +344,11 @@ def receipts_after(connection: sa.Connection, run: str, peer: str, after: int, l
 
 def load_unfinished(connection: sa.Connection, run: str) -> list[RolloutEntry]:
     """Held and admitted rollouts, in the order of arrival."""
-    table = schema.rollouts
+    table, lease = schema.rollouts, schema.leases
     content = schema.contents
-    columns = (content.c.tokens, content.c.logprobs, content.c.spans)
+    columns = (content.c.tokens, content.c.logprobs, content.c.spans, lease.c.account)
     joined = sa.select(table, *columns).outerjoin(content, content.c.id == table.c.id)  # one without is damage
+    joined = joined.outerjoin(lease, lease.c.lease_id == table.c.lease_id)
     query = joined.where(table.c.run == run, UNFINISHED).order_by(table.c.id)
     return [
         RolloutEntry(
@@ -362,6 +369,8 @@ def load_unfinished(connection: sa.Connection, run: str) -> list[RolloutEntry]:
             reward=row.reward,
             details=details_in(row.details),
             sequence=row.admitted_sequence or 0,
+            account=row.account,
+            in_time=row.in_time is None or bool(row.in_time),
         )
         for row in connection.execute(query)
     ]

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from echo2.p2p.messages import Manifest, Signed, StepMetrics
 
     from .history import Change
+    from .payroll import Settlement
     from .pool import Pool, Tally
-    from .records import Details
+    from .records import Details, EventKind
 
 RunLifeState = Literal["ready", "running", "paused", "stopped", "finished"]
 
@@ -163,10 +164,12 @@ class RunBook:
 
 
 class Changes:
-    """What one request does to rollouts and groups. `write` inside the transaction, `apply` after it."""
+    """What one request does to rollouts and groups, and so to what is owed. `record` or `write` inside the transaction,
+    `apply` after it."""
 
-    def __init__(self, run: RunBook, pool: Pool, tally: Tally) -> None:
+    def __init__(self, run: RunBook, pool: Pool, tally: Tally, pay: Settlement) -> None:
         self._run = run
+        self.pay = pay
         self._pool = pool
         self._tally = tally
         self._receipts: Counter[str] = Counter()
@@ -185,6 +188,7 @@ class Changes:
         if state in TERMINAL:
             entry.tokens = entry.logprobs = b""
         self.arrivals.append(Verdict(entry, state, reason, self._receipt(entry, state)))
+        self.pay.arrive(entry, state, terminal=state in TERMINAL)
 
     def admit(
         self, entry: RolloutEntry, reward: float, reason: str, sequence: int, details: Details | None = None
@@ -201,9 +205,13 @@ class Changes:
         step: int | None = None,
         reward: float | None = None,
         details: Details | None = None,
+        suspended: bool = False,
     ) -> None:
-        """A held or admitted rollout reaches its terminal state."""
+        """A held or admitted rollout reaches its terminal state. `suspended`: its node is being suspended with this."""
         receipt = self._receipt(entry, state)
+        asked_back = (entry.lease_id, entry.sample) in self._run.withdraw
+        suspended = suspended or asked_back or self._pool.nodes[entry.peer].state == "suspended"
+        self.pay.finish(entry, state, suspended=suspended)
         self.changed.append(Verdict(entry, state, reason, receipt, reward=reward, step=step, details=details))
         if entry.kind == "train" and not self._reopens(self.changed[-1]):
             self.close(entry.ordinal, state)
@@ -213,8 +221,7 @@ class Changes:
         if not self._run.leases.train.is_closed(ordinal):
             self.closing.setdefault(ordinal, reason)
 
-    def listed(self, wall: float) -> list[Change]:
-        """Everything, as the ledger takes it; empty when there is nothing."""
+    def _listed(self, wall: float) -> list[Change]:
         name = self._run.name
         found: list[Change] = []
         if self.arrivals:
@@ -223,19 +230,35 @@ class Changes:
             found.append(records.changed_rollouts(self.changed))
         if self.closing:
             found.append(records.closed_groups(name, self.closing))
-        return found
+        return found + self.pay.changes(wall)
+
+    def record(
+        self,
+        connection: sa.Connection,
+        *more: Change,
+        wall: float,
+        actor: str,
+        action: str,
+        subject: str = "",
+        reason: str = "",
+        kind: EventKind = "audit",
+    ) -> None:
+        """Record everything, `more` with it, and post what is due for it. Nothing of the daily flow that is empty."""
+        found = [*self._listed(wall), *more]
+        if found or kind == "audit":
+            records.record(
+                connection, found, wall=wall, actor=actor, action=action, subject=subject, reason=reason, kind=kind
+            )
+        self.pay.post(connection, wall)
 
     def write(self, connection: sa.Connection, *, wall: float, actor: str, action: str) -> None:
         """Record everything, as part of the daily flow."""
-        found = self.listed(wall)
-        if found:
-            records.record(
-                connection, found, wall=wall, actor=actor, action=action, subject=self._run.name, kind="flow"
-            )
+        self.record(connection, wall=wall, actor=actor, action=action, subject=self._run.name, kind="flow")
 
     def apply(self) -> None:
         """It is durable: memory follows. (What a lease's slice means for its slots, the intake desk applies itself.)"""
         run = self._run
+        self.pay.apply()
         run.next_rollout_id = self._ids
         for peer, count in self._receipts.items():
             self._pool.nodes[peer].receipt_sequence += count

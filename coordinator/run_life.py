@@ -25,7 +25,6 @@ from echo2.p2p.errors import Refused
 from .evaluations import Evaluations
 from .history import update
 from .ledger import LedgerUnavailable
-from .records import record
 from .run_book import ENDED
 
 if TYPE_CHECKING:
@@ -90,6 +89,9 @@ class RunLife:
             return run.learner_refused
         if run.lost:
             return f"the learner, which was put back, to publish version {run.leases.learner_version}"
+        unaffordable = office.payroll.waiting(office.config.run.lease_seconds)
+        if unaffordable and not any(not node.price for node in office.pool.working(office.clock())):
+            return unaffordable
         nobody = office.pool.nobody(office.clock())
         nodes = f"; {nobody}" if nobody else ""
         evaluation = run.leases.evaluation
@@ -183,9 +185,9 @@ class RunLife:
                 if state == "finished" or not run.was_delivered(entry):
                     changes.finish(entry, "withdrawn", f"the run is {state}")
         with office.ledger.transaction() as connection:
-            record(
+            changes.record(
                 connection,
-                [*changes.listed(office.wall()), update("runs", [run.name], {"state": state, "reason": reason[:512]})],
+                update("runs", [run.name], {"state": state, "reason": reason[:512]}),
                 wall=office.wall(),
                 actor=actor,
                 action=f"run {state}",

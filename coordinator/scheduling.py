@@ -2,13 +2,15 @@
 
 Only nodes with a price are ever sent to stand by; a pool of volunteers has nothing to decide, and nothing is recorded.
 A node that stands by keeps its snapshots up to date, so it can begin at once, and is given no leases; what it holds
-when it is released it may finish. Over a restart of the coordinator the loop remembers from the audit log who worked;
-what they are measured at, and so their terms, begin anew.
+when it is released it may finish. Each activation of a paid node has an account (`payroll`), opened and released in the
+transaction that records the decision: over a restart of the coordinator the accounts say who works, at which price and
+mu. Which free nodes worked is remembered from the audit log.
 
 | what is given     | from                                                                                  |
 |-------------------|---------------------------------------------------------------------------------------|
 | mu_i              | the node's `RateMeter`                                                                |
-| c_i               | `[activation.prices]`, which the operator keeps: a node cannot name its price yet     |
+| c_i               | what its last hello asks, and what `[activation.prices]` says of that; once it is     |
+|                   | activated, what that was then: another price is for its next activation               |
 | a_i               | `Pool.live`: it is heard of, and does not say that it is away                         |
 | mu_min            | equation 2 with the medians of T_train and T_bcast                                    |
 """
@@ -17,18 +19,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from . import capacity
 from .activation import step
 from .activation_records import Assignment, Candidate, Look, Need, State
 from .ledger import LedgerUnavailable
-from .records import add_event, last_of_each
+from .records import add_event, last_of_each, record
 from .run_book import ENDED
 
 if TYPE_CHECKING:
     from .activation_records import Action, Decision
     from .office import Office
+    from .payroll import Settlement
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +60,16 @@ class Scheduler:
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_REMEMBERED)
 
     def _recalled(self) -> State:
-        """Who worked when this coordinator ended, unmeasured: until they are measured they count for nothing."""
-        office, now = self._office, self._office.clock()
+        """Who worked when this coordinator ended: paid nodes on their terms, free ones until they are measured anew."""
+        office, now, run = self._office, self._office.clock(), self._office.run.name
         with office.ledger.reading() as connection:
             last = last_of_each(connection, ACTOR, (ACTIVATED, RELEASED))
         nodes = office.pool.nodes
         working = [peer for peer, action in last.items() if action == ACTIVATED and peer in nodes]
-        return State({peer: Assignment(office.run.name, now, 0.0, nodes[peer].price) for peer in working})
+        free = {peer: Assignment(run, now, 0.0, 0) for peer in working if not nodes[peer].price}
+        engaged = [office.payroll.engaged[number] for number in office.payroll.by_peer.values()]
+        paid = {one.account.peer: Assignment(run, now, one.mu or 0.0, one.account.price) for one in engaged}
+        return State(free | paid)
 
     def look(self) -> None:
         """Decide, record, apply; nothing while it is too early, or while the ledger cannot be written."""
@@ -70,17 +77,29 @@ class Scheduler:
         if now < self._next_at or office.run.state == "paused":
             return
         self._next_at = now + self._rules.period_seconds / LOOKS_PER_PERIOD
-        if not any(node.price for node in office.pool.nodes.values()):
+        if not any(node.price for node in office.pool.nodes.values()) and not office.payroll.by_peer:
             return
+        pay = office.settlement()
         try:
-            state, decisions = step(self._state, self._seen(now), now, self._rules)
-            self._record(decisions)
+            state, decisions = step(self._still_meant(), self._seen(now), now, self._rules)
+            self._record(decisions, state, pay)
         except LedgerUnavailable as error:
             log.warning("nobody is activated or released: %s", error)
             return
+        pay.apply()
         self._state = state
         self.decisions.extend(decisions)
         self._apply()
+
+    def _still_meant(self) -> State:
+        """Without nodes that have turned from volunteers to paid ones, or back, since they were activated."""
+        nodes, assigned = self._office.pool.nodes, self._state.assigned
+        turned = {
+            peer for peer, given in assigned.items() if peer in nodes and bool(given.price) != bool(nodes[peer].price)
+        }
+        if not turned:
+            return self._state
+        return replace(self._state, assigned={peer: given for peer, given in assigned.items() if peer not in turned})
 
     def _seen(self, now: float) -> Look:
         office = self._office
@@ -108,12 +127,38 @@ class Scheduler:
             f"{t_bcast:.3g} s; raise kappa, or make the broadcast faster",
         )
 
-    def _record(self, decisions: tuple[Decision, ...]) -> None:
-        """A line of the audit log for each node, one for a reason why nothing is done."""
-        if not decisions:
+    def _book(self, state: State, pay: Settlement) -> bool:
+        """The accounts that follow from who works now; whether any changes."""
+        payroll, wall = self._office.payroll, self._office.wall()
+        paid = {peer: given for peer, given in state.assigned.items() if given.price}
+        changed = False
+        for peer, number in payroll.by_peer.items():
+            one, given = payroll.engaged[number], paid.get(peer)
+            again = given is not None and given.price == one.account.price
+            if given is not None and again and one.account.rho is None and given.mu:
+                pay.measured(number, given.mu)
+                changed = True
+            elif not again:
+                pay.release(number, wall)
+                changed = True
+        for peer, given in paid.items():
+            known = payroll.of(peer)
+            if known is None or known.account.price != given.price:
+                pay.open(peer, given.price, given.mu or None)
+                changed = True
+        return changed
+
+    def _record(self, decisions: tuple[Decision, ...], state: State, pay: Settlement) -> None:
+        """A line of the audit log for each node, one for a reason why nothing is done; and the accounts."""
+        changed = self._book(state, pay)
+        if not decisions and not changed:
             return
-        office = self._office
+        office, wall = self._office, self._office.wall()
         with office.ledger.transaction() as connection:
+            if changed:
+                facts = {"actor": ACTOR, "action": "accounts", "subject": office.run.name}
+                record(connection, pay.changes(wall), wall=wall, kind="flow", **facts)
+                pay.post(connection, wall)
             for made in decisions:
                 lines = [(ACTIONS[made.action], subject, made.reason) for subject in made.chosen or (made.run,)]
                 lines += [(RELEASED, peer, "it is away, and its place was given to others") for peer in made.lapsed]

@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised on any change of these tables, with a step in `migrations`. A later one is refused, never guessed at."""
 
 LONG = Integer().with_variant(BigInteger(), "postgresql")
@@ -57,6 +57,7 @@ nodes = Table(
     Column("reason", Text, nullable=False),
     Column("first_hello", Float, nullable=False),
     Column("last_hello", Float, nullable=False),
+    Column("price", LONG, nullable=False, server_default="0"),  # micro-dollars an hour that it asks
 )
 
 runs = Table(
@@ -103,6 +104,7 @@ leases = Table(
     Column("duration_seconds", Float, nullable=False),
     Column("granted", Float, nullable=False),
     Column("ended", Text),  # why it was given up; None while it is out or once its slice came
+    Column("account", Integer),  # what it is paid from; None for a volunteer's
 )
 
 closed_groups = Table(
@@ -135,6 +137,7 @@ rollouts = Table(
     Column("admitted_sequence", Integer),
     Column("step", Integer),  # the training step that decided it
     Column("receipt_sequence", Integer),  # of its node; set with the terminal state
+    Column("in_time", Integer),  # 1: it came, whole, within its lease's duration; None: not written down
     UniqueConstraint("run", "lease_id", "sample"),
 )
 
@@ -193,6 +196,54 @@ postings = Table(
     Column("hash", LargeBinary(32), nullable=False),
 )
 Index("postings_peer", postings.c.peer, postings.c.id)
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),  # one for each activation of a paid node
+    Column("run", String(64), nullable=False),
+    Column("peer", String(64), nullable=False),
+    Column("price", LONG, nullable=False),  # micro-dollars an hour, fixed
+    Column("mu", Float),  # rollouts a second that rho was made of; None until it is measured
+    Column("rho", LONG),  # pico-dollars per rollout, fixed with mu
+    Column("rollouts", LONG, nullable=False),  # payable so far
+    Column("milliseconds", LONG, nullable=False),  # at work so far
+    Column("entered", LONG, nullable=False),  # micro-dollars posted so far
+    Column("opened", Float, nullable=False),
+    Column("counted", Float, nullable=False),  # until when `milliseconds` are counted
+    Column("released", Float),  # None while its node is activated
+    Column("closed", Float),  # None while anything may become due
+)
+_open_account = accounts.c.closed.is_(None)
+Index("accounts_open", accounts.c.run, sqlite_where=_open_account, postgresql_where=_open_account)
+
+relays = Table(
+    "relays",
+    metadata,
+    Column("manifest_hash", LargeBinary(32), nullable=False),
+    Column("receiver", String(64), nullable=False),  # who acknowledged
+    Column("relay", String(64), nullable=False),  # who sent
+    Column("run", String(64), nullable=False),
+    Column("bytes", LONG, nullable=False),  # planned ones, credited
+    PrimaryKeyConstraint("manifest_hash", "receiver", "relay"),
+)
+
+appeals = Table(
+    "appeals",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),  # the order they came in
+    Column("run", String(64), nullable=False),
+    Column("peer", String(64), nullable=False),
+    Column("appeal_id", LargeBinary(16), nullable=False),  # the node's: one that is sent again is the same one
+    Column("subject", String(32), nullable=False),  # a lease in hexadecimal, or "suspension"
+    Column("text", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("posting", LONG),  # the adjustment that came of it
+    Column("created", Float, nullable=False),
+    Column("resolved", Float),
+    UniqueConstraint("peer", "appeal_id"),
+)
 
 evaluations = Table(
     "evaluations",

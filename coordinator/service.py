@@ -6,8 +6,8 @@
 | heartbeat  | HeartbeatDesk  | | admitted | LearnerDesk   | | timers      | TICK_SECONDS    |
 | manifest   | BroadcastDesk  | | report   | LearnerDesk   | |             |                 |
 | leases     | LeaseDesk      | | publish  | LearnerDesk   | |             |                 |
-| tokenizer  | TokenizerDesk  | |          |               | |             |                 |
-| rollouts   | IntakeDesk     | |          |               | |             |                 |
+| tokenizer  | TokenizerDesk  | | statement| StatementDesk | |             |                 |
+| rollouts   | IntakeDesk     | | appeal   | AppealDesk    | |             |                 |
 
 A desk decides, commits to the ledger, changes memory and answers, in one go between two awaits: no locks.
 """
@@ -24,6 +24,7 @@ from echo2.p2p.channel import answering, hold_against
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.messages import (
     AdmittedRequest,
+    AppealRequest,
     Heartbeat,
     Hello,
     LearnerReport,
@@ -32,6 +33,7 @@ from echo2.p2p.messages import (
     Message,
     PublishRequest,
     ReceiptsRequest,
+    StatementRequest,
     SubmitRequest,
     TokenizerRequest,
 )
@@ -40,6 +42,7 @@ from echo2.tasks.catalog import make_task
 
 from . import schema
 from .admission import AdmissionDesk
+from .appeals import AppealDesk
 from .broadcasts import BroadcastDesk
 from .heartbeats import HeartbeatDesk
 from .history import update
@@ -47,17 +50,19 @@ from .intake_desk import IntakeDesk
 from .learner_desk import LearnerDesk
 from .lease_desk import LeaseDesk
 from .ledger import SECRET_BYTES, LedgerUnavailable
-from .loading import load_pool, load_run
+from .loading import load_pay, load_pool, load_run
 from .measures import Measures
 from .office import WAIT_SECONDS_MAX, Office
 from .overview import Overview
+from .pay_clock import PayClock
 from .pool import DEAD_HEARTBEATS, LATE_HEARTBEATS, Tally
 from .prompts import FolderText, PromptBook
-from .records import list_events, record, storable
+from .records import list_events, storable
 from .run_life import RunLife
 from .scheduling import Scheduler
 from .scoring import ScoringTask
 from .served import served_to_peer
+from .statement_desk import StatementDesk
 from .tokenizer_desk import TokenizerDesk
 from .tokens import issue_token
 from .views import EventView
@@ -70,6 +75,7 @@ if TYPE_CHECKING:
     from echo2.p2p.channel import Allowed, Answer
     from echo2.p2p.errors import ProtocolError
     from echo2.p2p.identity import Identity
+    from echo2.p2p.postings import Unit
     from echo2.p2p.transport import ProtocolName, Transport
     from echo2.tasks.sandbox import SandboxTask
     from echo2.tasks.scorer import Scorer
@@ -77,9 +83,9 @@ if TYPE_CHECKING:
     from echo2.tasks.token_text import ModelText
 
     from .config import CoordinatorConfig
-    from .history import Change
     from .ledger import Ledger
-    from .views import NodeView, PoolView, RunView
+    from .run_book import Changes
+    from .views import AppealView, NodeView, PoolView, RunView
 
 Q = TypeVar("Q", bound=Message)
 
@@ -136,7 +142,8 @@ class CoordinatorService:
             tally = Tally()
             pool = load_pool(ledger, config)
             run = load_run(ledger, config, prompts, pool, tally, now=clock(), wall=wall())
-            office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally, scorer)
+            pay = load_pay(ledger, config, pool, run, now=clock(), wall=wall())
+            office = Office(config, identity, ledger, clock, wall, entropy, prompts, pool, run, tally, scorer, pay)
             office.measures = self.measures
             if proved is not None:
                 office.proved = proved
@@ -156,9 +163,12 @@ class CoordinatorService:
         self._leases = LeaseDesk(office)
         self._tokenizer = TokenizerDesk(office)
         self._intake = IntakeDesk(office)
+        self._statements = StatementDesk(office)
+        self._appeals = AppealDesk(office)
         self._learner = LearnerDesk(office, self._broadcasts, self._life.settle)
         self._scoring = ScoringTask(office, self._scorer, self._life.settle)
         self._scheduler = scheduler
+        self._pay_clock = PayClock(office)
 
     async def run(self) -> None:
         """Serve until cancelled. After a commit of which nobody knows whether it holds, begin anew from the ledger."""
@@ -182,6 +192,8 @@ class CoordinatorService:
         self._serve("tokenizer", TokenizerRequest, self._tokenizer.piece, office.not_a_node)
         self._serve("rollouts", SubmitRequest, self._intake.submit, office.not_a_node)
         self._serve("receipts", ReceiptsRequest, self._intake.receipts, office.not_a_node)
+        self._serve("statement", StatementRequest, self._statements.statement, office.not_a_node)
+        self._serve("appeal", AppealRequest, self._appeals.appeal, office.not_a_node)
         self._serve("admitted", AdmittedRequest, self._learner.admitted, office.not_the_learner)
         self._serve("report", LearnerReport, self._learner.report, office.not_the_learner)
         self._serve("publish", PublishRequest, self._learner.publish, office.not_the_learner)
@@ -238,7 +250,17 @@ class CoordinatorService:
         """Who was activated and released, and by which numbers; the newest first, since the ledger was last loaded."""
         return [made.as_json() for made in reversed(self._scheduler.decisions)]
 
+    def appeals_view(self) -> list[AppealView]:
+        """Open appeals first, then those that were answered. Raises Refused while the ledger cannot be read."""
+        return self._appeals.view()
+
     # changed by operators, each on record
+
+    def resolve_appeal(
+        self, id_: int, upheld: bool, *, actor: str, reason: str, amount_micros: int = 0, unit: Unit = "usd"
+    ) -> AppealView:
+        """Answer an appeal, for good. Raises KeyError or Refused; see `AppealDesk.resolve`."""
+        return self._appeals.resolve(id_, upheld, actor=actor, reason=reason, amount_micros=amount_micros, unit=unit)
 
     def create_token(self, *, uses: int, expires_seconds: float | None, actor: str, reason: str) -> str:
         """A token that lets `uses` new nodes in. Shown once: the ledger keeps its hash."""
@@ -267,9 +289,9 @@ class CoordinatorService:
             if office.run.was_delivered(entry):
                 asked.append(key)  # the learner may be training on it: it decides
             else:
-                changes.finish(entry, "withdrawn", f"its node was suspended: {reason}"[:512])
+                changes.finish(entry, "withdrawn", f"its node was suspended: {reason}"[:512], suspended=True)
         with office.ledger.transaction() as connection:
-            self._record_node(connection, peer, "suspended", actor, reason, changes.listed(office.wall()))
+            self._record_node(connection, peer, "suspended", actor, reason, changes)
         log.warning("%s was suspended by %s: %s", node.name, actor, reason, extra={"peer": peer})
         changes.apply()
         office.run.withdraw |= dict.fromkeys(asked, False)
@@ -285,7 +307,7 @@ class CoordinatorService:
         office = self._office
         node = office.pool.nodes[peer]
         with office.ledger.transaction() as connection:
-            self._record_node(connection, peer, "active", actor, reason, [])
+            self._record_node(connection, peer, "active", actor, reason, office.changes())
         log.info("%s was restored by %s: %s", node.name, actor, reason, extra={"peer": peer})
         node.state, node.state_reason = "active", ""
         node.slice_accepted()
@@ -325,6 +347,7 @@ class CoordinatorService:
             self._leases.expire()
             self._note_silence()
             self._scheduler.look()
+            self._pay_clock.look()
             self._heartbeats.note_installed()
             self._life.settle()
             if self._office.ledger.trouble:  # what is shown must not be an old story
@@ -357,11 +380,11 @@ class CoordinatorService:
             raise KeyError(run)
 
     def _record_node(
-        self, connection: sa.Connection, peer: str, state: str, actor: str, reason: str, changes: list[Change]
+        self, connection: sa.Connection, peer: str, state: str, actor: str, reason: str, changes: Changes
     ) -> None:
-        record(
+        changes.record(
             connection,
-            [*changes, update("nodes", [peer], {"state": state, "reason": storable(reason)})],
+            update("nodes", [peer], {"state": state, "reason": storable(reason)}),
             wall=self._office.wall(),
             actor=actor,
             action=f"node {state}",

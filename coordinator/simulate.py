@@ -24,6 +24,7 @@ from echo2.learner.fake_trainer import FakeDisk, FakeTrainer
 from echo2.learner.service import LearnerService
 from echo2.node.config import NodeSettings
 from echo2.node.fake_engine import FakeEngine, seeded_tokens
+from echo2.node.papers import Papers
 from echo2.node.service import NodeService
 from echo2.node.spool import Finished, Spool
 from echo2.p2p.broadcast import Broadcaster
@@ -38,7 +39,7 @@ from echo2.tasks.race import Race
 from echo2.tasks.scorer import InlineScorer
 
 from . import schema
-from .config import CoordinatorConfig, RunConfig
+from .config import ActivationConfig, CoordinatorConfig, RunConfig
 from .ledger import Ledger, open_ledger
 from .service import CoordinatorService
 from .simulated_model import SimulatedTask, race_turn, simulated_text
@@ -106,6 +107,9 @@ class Scenario:
     partial_seconds: float = 60.0
     adapters: bool = False
     """Whether version 0 is published whole and later ones as adapters on it."""
+    prices: tuple[float, ...] = ()
+    """Dollars an hour that the first nodes ask; the others are volunteers'."""
+    budget: float = 0.0
     crashes: tuple[Crash, ...] = ()
     put_back: PutBack | None = None
     stop_seconds: float | None = None
@@ -190,11 +194,12 @@ class Simulation:
         self._identities = {name: Identity(self._rng.randbytes(32)) for name in self._names()}
         heldout = scenario.heldout
         self._task = SimulatedTask(heldout) if scenario.task == "simulated" else Race(heldout_size=heldout)
-        self._ledger: Ledger = open_ledger("sqlite://")
+        self.ledger: Ledger = open_ledger("sqlite://")
         self._disk = FakeDisk()
         self._stores = {name: MemoryStore() for name in self._names()}
         self.observed = Observed()
         self._spools = {name: _WatchedSpool(self.observed) for name in self._node_names()}
+        self.papers = {name: Papers(":memory:") for name in self._node_names()}
         self._scopes: dict[str, trio.CancelScope] = {}
         self._down_until: dict[str, float] = {}
         self._is_back = False
@@ -278,14 +283,14 @@ class Simulation:
         while back.copied_seconds and not any(version for _, version in self._disk.checkpoints):  # noqa: ASYNC110
             await trio.sleep(0.1)  # a copy without a trained step is as good as none
         checkpoints, store = copy.deepcopy((self._disk.checkpoints, self._stores["learner"]))
-        ledger = _copy(self._ledger) if back.copied_seconds else open_ledger("sqlite://")
+        ledger = _copy(self.ledger) if back.copied_seconds else open_ledger("sqlite://")
         await trio.sleep(max(back.at_seconds - self._now(), 0.1))
         self._is_back = True
         await self._crash(Crash(back.process, 0.0, back.down_seconds))
         if back.process == "learner":
             self._disk.checkpoints, self._stores["learner"] = checkpoints, store
             return
-        lost, self._ledger = self._ledger, ledger
+        lost, self.ledger = self.ledger, ledger
         if not back.copied_seconds:  # the operator hands out new join strings
             self._token, self._token_made = "", trio.Event()
             for name in self._node_names():
@@ -322,14 +327,16 @@ class Simulation:
             eval_every=scenario.eval_every,
             eval_samples=scenario.eval_samples,
             eval_share=scenario.eval_share,
+            budget=scenario.budget,
         )
-        config = CoordinatorConfig(heartbeat_seconds=scenario.heartbeat_seconds, run=run)
+        activation = ActivationConfig(period_seconds=1.0) if scenario.prices else ActivationConfig()
+        config = CoordinatorConfig(heartbeat_seconds=scenario.heartbeat_seconds, run=run, activation=activation)
         async with self._network.transport(self._identities["coordinator"]) as transport:
             service = CoordinatorService(
                 config=config,
                 identity=self._identities["coordinator"],
                 transport=transport,
-                ledger=self._ledger,
+                ledger=self.ledger,
                 scorer=InlineScorer({scenario.task: self._task}),
                 clock=self._now,
                 wall=self._wall,
@@ -385,11 +392,14 @@ class Simulation:
     def _node_main(self, name: str) -> Callable[[], Awaitable[None]]:
         async def main() -> None:
             scenario = self.scenario
+            price = dict(zip(self._node_names(), scenario.prices, strict=False)).get(name, 0.0)
             await self._token_made.wait()
             coordinator = self._identities["coordinator"].peer_id
             async with self._network.transport(self._identities[name]) as transport:
                 await NodeService(
-                    config=NodeSettings(name=name, receipts_seconds=1.0, batch=8),
+                    config=NodeSettings(
+                        name=name, receipts_seconds=1.0, statements_seconds=1.0, batch=8, price_hour=price
+                    ),
                     identity=self._identities[name],
                     transport=transport,
                     join=JoinString(coordinator, (f"/memory/{coordinator}",), self._token, RUN),
@@ -400,6 +410,7 @@ class Simulation:
                     sandbox=InlineScorer(),
                     store=self._stores[name],
                     spool=self._spools[name],
+                    papers=self.papers[name],
                     clock=self._now,
                     rng=random.Random(self._rng.random()),
                     show=lambda status: self._node_status.update({name: status}),
@@ -413,7 +424,7 @@ class Simulation:
         observed = self.observed
         table = schema.rollouts
         evaluated: set[bytes] = set()
-        with self._ledger.reading() as connection:
+        with self.ledger.reading() as connection:
             for row in connection.execute(sa.select(table)):
                 if row.kind == "train":
                     observed.ledger[bytes(row.lease_id), row.sample] = row.state

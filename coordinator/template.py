@@ -17,7 +17,8 @@ TEMPLATE = """\
 # port = 8080
 
 [activation]                              # which of the nodes that are paid work; volunteers always do
-# prices = {}                             # dollars an hour by peer id, e.g. { "12D3KooW..." = 0.35 }
+# prices = {}                             # dollars an hour by peer id, e.g. { "12D3KooW..." = 0.35 }: the most that a
+#                                         # node gets which names a price, and what one gets that names none
 # period_seconds = 60.0                   # a loss is answered after one period, a surplus after three
 # gamma = 1.1                             # mu_target = gamma mu_min: room for mu_pool to vary
 # mu_start = 0.0                          # rollouts a second to aim at before a step was timed; 0 = one node begins
@@ -28,6 +29,8 @@ TEMPLATE = """\
 
 [credit]
 # consumed_micros = 1000000               # millionths of a credit for each rollout that is trained on; 0 = none
+# stale_micros = 500000                   # for each that came in time and was not used, by no fault of its node
+# relayed_gib_micros = 1000000            # for each GiB of snapshots passed on as planned and acknowledged
 
 [run]
 name = "run-1"
@@ -36,6 +39,7 @@ task = "arithmetic"                       # which prompts and which reward
 model_dir = "../model"                    # made by: echo2-learner prepare --model tiny --out model
 learner = "PEER_ID"                       # printed by: echo2-learner identity --home DIR
 steps = 100                               # training steps of the whole run
+# budget = 0.0                            # dollars that nodes may be paid; then nothing more is leased; 0 = no bound
 # seed = 0                                # orders the prompts
 
 # S = 3                                   # staleness budget in steps; 0 = synchronous

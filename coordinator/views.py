@@ -53,7 +53,12 @@ class NodeView(View):
     version_lag: int | None
     """Published versions' distance in steps; 0 = has the newest."""
     price_hour: float = 0.0
-    """Dollars; 0 for a volunteer."""
+    """Dollars: at which it works, or would if it were activated; 0 for a volunteer."""
+    rho_dollars: float | None = None
+    """Per rollout, for as long as it is activated; None for whoever is not, or was not measured yet."""
+    balance_dollars: float = 0.0
+    balance_credits: float = 0.0
+    """What it was posted over all runs, less what it was paid out."""
     standby: bool = False
     """It has a price and is not activated."""
     mu: float | None
@@ -193,6 +198,15 @@ class RunView(View):
     """Median over the run's broadcasts."""
     staleness_estimate: int | None
     """Delta, that pacing uses; None while unmeasured."""
+    spent_dollars: float = 0.0
+    """Pay of its nodes so far."""
+    committed_dollars: float = 0.0
+    """What may still become due of what is out: with `spent_dollars` never above the budget."""
+    budget_dollars: float | None = None
+    cost_hour_dollars: float = 0.0
+    """What the nodes that are activated ask together."""
+    credits: float = 0.0
+    """That its nodes earned."""
 
 
 class EventView(View):
@@ -204,3 +218,21 @@ class EventView(View):
     action: str
     subject: str
     reason: str
+
+
+class AppealView(View):
+    """A node's appeal, and what became of it."""
+
+    id: int
+    run: str
+    peer: str
+    name: str
+    subject: str
+    """A lease in hexadecimal digits, or `suspension`."""
+    text: str
+    state: Literal["open", "upheld", "refused"]
+    answer: str
+    posting: int | None
+    """The adjustment that came of it."""
+    created_seconds: float
+    resolved_seconds: float | None

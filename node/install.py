@@ -130,7 +130,7 @@ class Installer:
         try:
             return await self._fetch(membership, notice)
         finally:
-            self._situation.late = self._broadcaster.late
+            self._situation.late, self._situation.relayed = self._broadcaster.late, self._broadcaster.relayed
 
     async def _fetch(self, membership: Membership, notice: PoolNotice) -> Snapshot:
         """What the notice names; an adapter's base before it, since that one is worth nothing by itself."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import trio
 import typer
@@ -28,22 +30,31 @@ from echo2.p2p.disk_store import DiskStore
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.join import JoinString, parse_join_string
-from echo2.p2p.settings import home_path, make_settings, read_text
+from echo2.p2p.settings import home_path, make_settings, read_text, read_toml
 from echo2.tasks.scorer import ITEM_SECONDS_MAX, ProcessScorer
 
+from .appeals import listed, new_appeal
 from .commands import HOME_DEFAULT, FileCommands, command_line
 from .config import NodeSettings
 from .home import remember_join, remember_name, remembered_join, remembered_name
+from .papers import Papers, kept_statements
 from .process_engine import ProcessEngine
 from .receipts import checked, coordinator_of, kept_receipts
 from .service import NodeService
 from .spool import Spool
-from .statements import faults, lines, read_statement
+from .statements import faults, gaps, lines, opened, read_statement, reconciled
 from .status import NodeStatus, table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 KEY_FILE = "identity.key"
 SPOOL_FILE = "spool.sqlite"
+PAPERS_FILE = "papers.sqlite"
 SNAPSHOTS_FOLDER = "snapshots"
+
+SETTINGS_FILE = "node.toml"
+"""In the home: what may also be said on the command line, which goes before it."""
 
 JOIN_BYTES_MAX = 4096
 """Longer than any join string; a file named by mistake is not read whole."""
@@ -65,6 +76,7 @@ def main() -> None:
 
 @app.command()
 def run(
+    ctx: typer.Context,
     join: Annotated[
         str,
         typer.Option(
@@ -89,6 +101,9 @@ def run(
         float | None, typer.Option(help="Most Mbit/s to send, all peers together; none: no cap.")
     ] = None,
     download_mbit: Annotated[float | None, typer.Option(help="Most Mbit/s to receive; none: no cap.")] = None,
+    price_hour: Annotated[
+        float, typer.Option(help="Dollars an hour to be paid, if the operator pays; 0: as a volunteer.")
+    ] = 0.0,
     threads: Annotated[int, typer.Option(help="Processor threads for generating.")] = 1,
     batch: Annotated[int, typer.Option(help="Most samples in hand for one batch.")] = 1024,
     sequences: Annotated[int, typer.Option(help="Samples generated side by side, up to 256.")] = 256,
@@ -101,23 +116,21 @@ def run(
     """Take part in a run until stopped (Ctrl-C, SIGTERM) or told to finish."""
     folder = home_path(home)
     parsed = parse_join_string(_join_text(join) if join else remembered_join(folder))
-    settings = make_settings(
-        {
-            "name": name if name is not None else remembered_name(folder) or NAME_DEFAULT,
-            "listen": listen or [],
-            "announce": announce or [],
-            "upload_mbit": upload_mbit,
-            "download_mbit": download_mbit,
-            "threads": threads,
-            "batch": batch,
-            "sequences": sequences,
-            "cache_mib": cache_mib,
-            "gpu_layers": gpu_layers,
-            "snapshots_kept": snapshots_kept,
-        },
-        NodeSettings,
-        source="the command line",
-    )
+    said = {
+        "name": name if name is not None else remembered_name(folder) or NAME_DEFAULT,
+        "listen": listen or [],
+        "announce": announce or [],
+        "upload_mbit": upload_mbit,
+        "download_mbit": download_mbit,
+        "price_hour": price_hour,
+        "threads": threads,
+        "batch": batch,
+        "sequences": sequences,
+        "cache_mib": cache_mib,
+        "gpu_layers": gpu_layers,
+        "snapshots_kept": snapshots_kept,
+    }
+    settings = _settings(folder / SETTINGS_FILE, said, ctx)
     if log_level.lower() not in {"debug", "info", "warning", "error"}:
         raise ConfigurationError(f"--log-level {log_level}: use debug, info, warning or error")
     configure_logging("node", log_level, log_format)
@@ -127,6 +140,22 @@ def run(
             await _serve(settings, parsed, folder)
 
         run_daemon(serve)
+
+
+def _settings(path: Path, said: Mapping[str, object], ctx: typer.Context) -> NodeSettings:
+    """The settings in the home, where there are any; what is said on the command line goes before them."""
+    if not path.exists():
+        return make_settings(said, NodeSettings, source="the command line")
+    kept = read_toml(path)
+    make_settings(kept, NodeSettings, source=str(path))  # its own mistakes are told under its own name
+    unsaid = {name for name in kept if name in said and _is_default(ctx, name)}
+    chosen = {name: kept[name] if name in unsaid else value for name, value in said.items()}
+    return make_settings(dict(kept) | chosen, NodeSettings, source=f"the command line and {path}")
+
+
+def _is_default(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is None or source.name == "DEFAULT"
 
 
 def _join_text(join: str) -> str:
@@ -167,6 +196,7 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
 
     identity = load_or_create_identity(home / KEY_FILE)
     spool = Spool(home / SPOOL_FILE)
+    papers = Papers(home / PAPERS_FILE)
     engine = ProcessEngine(settings.engine)
     sandbox = ProcessScorer([], ITEM_SECONDS_MAX, wrap=None, hash_seed=0)  # its process starts with the first episode
     try:
@@ -183,6 +213,7 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
                 engine=engine,
                 store=DiskStore(home / SNAPSHOTS_FOLDER),
                 spool=spool,
+                papers=papers,
                 clock=trio.current_time,
                 rng=random.SystemRandom(),
                 commands=FileCommands(home),
@@ -197,6 +228,7 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
         await engine.close()
         await sandbox.close()
         spool.close()
+        papers.close()
 
 
 @app.command()
@@ -245,25 +277,67 @@ def receipts(
 
 @app.command()
 def statement(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Statements that the operator sent.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Statements that the operator sent.")
+    ] = None,
     home: Home = HOME_DEFAULT,
     coordinator: Annotated[
         str, typer.Option(help="Peer id of the coordinator that signed; that of the join string unless said.")
     ] = "",
 ) -> None:
-    """Check signed statements of credits and payments, without the network. Exit 1 when something is wrong.
+    """Check signed statements of credits and pay, without the network. Exit 1 when something is wrong.
 
-    Of several, also that they do not contradict each other: give those that you kept, with the newest.
+    Without files: those that the node fetched, and whether they agree with its receipts. Of several, also that they do
+    not contradict each other: give those that you kept, with the newest.
     """
     folder = _existing(home)
     signer = coordinator or coordinator_of(folder)
-    found = [read_statement(path, signer) for path in files]
+    peer = load_or_create_identity(folder / KEY_FILE).peer_id
+    kept = kept_statements(folder / PAPERS_FILE, signer)
+    if not files and not kept:
+        typer.echo("no statement was fetched yet: the node asks for one when it joins, and each five minutes", err=True)
+        return
+    found = [read_statement(path, signer) for path in files] if files else opened(kept, signer)
     for line in lines(found):
         typer.echo(line)
-    wrong = faults(found, load_or_create_identity(folder / KEY_FILE).peer_id)
+    wrong = faults(found, peer)
+    if not files:
+        wrong += gaps(found)
+        for line in reconciled(found, checked(kept_receipts(folder / SPOOL_FILE), signer, peer)):
+            typer.echo(line)
     typer.echo("; ".join(f"NOT RIGHT: {fault}" for fault in wrong) or f"signed by {signer}, and unaltered", err=True)
     if wrong:
         raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def appeal(
+    about: Annotated[str, typer.Argument(metavar="LEASE-ID|suspension", help="As `receipts` lists it.")],
+    text: Annotated[str, typer.Argument(help="Why, in at most 1024 characters.")],
+    home: Home = HOME_DEFAULT,
+) -> None:
+    """Tell the operator that a rejected lease, or the suspension of this node, was not right.
+
+    It is kept in the home; the node sends it. `appeals` shows what became of it.
+    """
+    folder = _existing(home)
+    join = parse_join_string(remembered_join(folder))
+    made = new_appeal(join, about, text, os.urandom(16))
+    with closing(Papers(folder / PAPERS_FILE)) as papers:
+        papers.add_appeal(made)
+    typer.echo(f"kept; the node sends it while it runs. `{command_line('appeals', home)}` shows the answer")
+
+
+@app.command()
+def appeals(home: Home = HOME_DEFAULT) -> None:
+    """List this node's appeals: unsent, open, upheld, refused or declined, with the answer."""
+    path = _existing(home) / PAPERS_FILE
+    if not path.exists():
+        typer.echo("no appeals")
+        return
+    with closing(Papers(path)) as papers:
+        for line in listed(papers.appeals()):
+            typer.echo(line)
 
 
 @app.command()

@@ -146,6 +146,7 @@ class Member:
                 token=self._join.token,
                 addresses=self._addresses(),
                 run=self._join.run_wanted,
+                price_micros_hour=self._config.price_micros_hour,
             )
             try:
                 welcome = await request(self._transport, self._join.coordinator, "hello", hello, Welcome)
@@ -261,6 +262,7 @@ class Member:
             tokens_per_second=situation.tokens_rate.per_second or 0.0,
             hold_seconds=membership.heartbeat_seconds,
             late=situation.late,
+            relayed=situation.relayed,
         )
         reply = await request(
             self._transport,

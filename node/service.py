@@ -4,6 +4,7 @@
     Installer  fetch, load                   -> what is in use
     Worker     leases, batches               -> rollouts in the spool
     Delivery   submissions, receipts         <- the spool
+    Paperwork  statements, appeals           <-> the papers
 
 All of it runs under any trio clock: time, randomness, network, disk and engine are arguments.
 """
@@ -25,6 +26,8 @@ from .delivery import Delivery
 from .install import Installer
 from .lifecycle import Commanded, Started, State, Stopped
 from .membership import Member
+from .papers import Papers
+from .paperwork import Paperwork
 from .situation import Situation
 from .status import NodeStatus, installing, waiting_for
 from .work import Worker
@@ -67,6 +70,7 @@ class NodeService:
         engine: Engine,
         store: SnapshotStore,
         spool: Spool,
+        papers: Papers | None = None,
         clock: Callable[[], float],
         rng: random.Random,
         commands: Commands | None = None,
@@ -113,6 +117,8 @@ class NodeService:
         self._delivery = Delivery(
             situation, config=config, transport=transport, join=join, spool=spool, member=self._member, rng=rng
         )
+        self._papers = papers or Papers(":memory:")
+        self._paperwork = Paperwork(situation, config=config, transport=transport, join=join, papers=self._papers)
         self._installer = Installer(
             situation,
             transport=transport,
@@ -141,6 +147,8 @@ class NodeService:
                     self._worker.generate,
                     self._delivery.submit,
                     self._delivery.collect,
+                    self._paperwork.statements,
+                    self._paperwork.appeals,
                     self._keep_status,
                     self._find_out_whether_reachable,
                 ):
@@ -183,6 +191,7 @@ class NodeService:
                     lambda: situation.counts.undecided == 0 or taken_back(),
                     seconds=self._config.finish_receipts_seconds,
                 )
+                await self._paperwork.last_statement()
             if not taken_back():
                 break
         self._commands.write("run")  # done: the next start is not a finish
@@ -242,6 +251,7 @@ class NodeService:
             receipts=counts.receipts,
             receipts_waiting=counts.undecided,
             receipts_elsewhere=counts.receipts_elsewhere,
+            price_hour=self._config.price_hour,
             tokens_per_second=situation.tokens_rate.per_second or 0.0,
             rollouts_per_second=situation.samples_rate.per_second or 0.0,
             received_bytes=sum(peer.received_bytes for peer in traffic),

@@ -17,7 +17,7 @@ from .limits import Rate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from echo2.p2p.messages import PoolNotice, RunDescriptor
+    from echo2.p2p.messages import PoolNotice, Relayed, RunDescriptor
     from echo2.p2p.store import Snapshot
 
     from .lifecycle import Event
@@ -50,6 +50,8 @@ class Situation:
         self.leases_held = 0
         self.late: tuple[str, ...] = ()
         """Relays that let this node wait in its last download, for the coordinator."""
+        self.relayed: tuple[Relayed, ...] = ()
+        """Who sent this node what was planned of its last download, for the coordinator to credit."""
         self.counts = counts
         self.tokens_rate = Rate()
         self.samples_rate = Rate()

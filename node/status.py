@@ -66,6 +66,8 @@ class NodeStatus(BaseModel):
     receipts_waiting: int
     receipts_elsewhere: int
     """Of work that the same key did in another home."""
+    price_hour: float = 0.0
+    """Dollars that it asks; 0: it is a volunteer's."""
     tokens_per_second: float
     rollouts_per_second: float
 
@@ -161,6 +163,7 @@ def table(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("spooled", value("spooled")),
         ("receipts", ", ".join(f"{count} {state}" for state, count in sorted(receipts.items())) or "-"),
         ("", f"{elsewhere} more, of work that this key did in another home" if elsewhere else "-"),
+        ("price", f"${float(status.get('price_hour') or 0):g} an hour" if status.get("price_hour") else "-"),
         ("relayed", f"{int(status.get('relayed_bytes') or 0) / 1e6:.1f} MB"),
         *_nat(status.get("nat") or {}),
         *_network(status.get("network") or {}),

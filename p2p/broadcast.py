@@ -6,6 +6,7 @@ what comes before the first byte is asked for: signatures, order, and the short 
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from .download import Download
 from .errors import Refused, SchemaViolation
 from .identity import open_signed, payload_hash
 from .manifest import accept_manifest
-from .messages import LATE_MAX, BroadcastPlan
+from .messages import LATE_MAX, RELAYED_MAX, BroadcastPlan, Relayed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from .messages import Manifest, ManifestReply, Signed
     from .store import Snapshot, SnapshotStore
     from .transport import Transport
+
+
+SNAPSHOTS_REMEMBERED = 2
+"""Whose senders are acknowledged: the newest, and its base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class Broadcaster:
         self._download: Download | None = None
         self._banned: tuple[bytes, set[str]] = (b"", set())
         self._late: tuple[bytes, set[str]] = (b"", set())
+        self._planned: OrderedDict[bytes, Counter[str]] = OrderedDict()
+        self._whole: set[bytes] = set()
 
     @property
     def progress(self) -> FetchProgress | None:
@@ -84,6 +91,17 @@ class Broadcaster:
         """Relays that let this node wait in its last download; too many of them are this node's own line."""
         late = self._late[1]
         return tuple(sorted(late)) if len(late) <= LATE_MAX else ()
+
+    @property
+    def relayed(self) -> tuple[Relayed, ...]:
+        """Who sent this node what was planned, of the last snapshot that it downloaded, and of its base."""
+        found = [
+            Relayed(manifest_hash=manifest_hash, source=source, length_bytes=length)
+            for manifest_hash, planned in self._planned.items()
+            if manifest_hash in self._whole
+            for source, length in planned.items()
+        ]
+        return tuple(sorted(found, key=lambda each: -each.length_bytes)[:RELAYED_MAX])
 
     @property
     def streams_served(self) -> int:
@@ -154,8 +172,15 @@ class Broadcaster:
         if self._late[0] != manifest_hash:
             self._late = (manifest_hash, set())
         download.late = self._late[1]  # of every attempt at this snapshot
+        download.planned = self._planned.pop(manifest_hash, Counter())
+        self._planned[manifest_hash] = download.planned
+        while len(self._planned) > SNAPSHOTS_REMEMBERED:
+            self._whole.discard(self._planned.popitem(last=False)[0])
         try:
-            return await download.run()
+            snapshot = await download.run()
+            download.planned.pop(plan.root.peer, None)  # the learner earns no credit
+            self._whole.add(manifest_hash)
+            return snapshot
         finally:
             if self._download is download:
                 self._download = None

@@ -7,6 +7,7 @@ verified and kept in batches (whatever came while the last batch was written), a
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -95,6 +96,8 @@ class Download:
         )
         self.late: set[str] = set()
         """Relays that were to send chunks and were silent or lost."""
+        self.planned: Counter[str] = Counter()
+        """Bytes that came from whom the plan names for them."""
         self._pulls: dict[int, trio.CancelScope] = {}
         self._finishing: dict[int, set[int]] = {}
         self._changed = trio.Event()
@@ -293,10 +296,15 @@ class Download:
 
     def _kept(self, peer: str, number: int, batch: list[tuple[int, bytes]]) -> None:
         held = self._around.store.held_bits(self.manifest_hash)
+        new = {index for index, _ in batch if held >> index & 1} & self._swarm.missing
         arrived = [index for index, _ in batch if held >> index & 1]
         traffic = self._around.traffic.setdefault(peer, PeerTraffic())
         traffic.received_bytes += sum(len(data) for index, data in batch if held >> index & 1)
         self._finishing[number].difference_update(arrived)
+        for index, data in batch:
+            if index in new and self._swarm.is_planned(peer, index):
+                new.discard(index)
+                self.planned[peer] += len(data)
         if arrived:
             self._around.announce()
             self._report(Arrived(peer, arrived))

@@ -66,6 +66,15 @@ TOKENIZER_BYTES_MAX = 64 * MIB
 DETAILS_MAX = 32
 """Measures that one episode may return."""
 
+PRICE_MICROS_MAX = 10**12
+"""A million dollars an hour, in micro-dollars; a price beyond is a slip of the finger."""
+
+RELAYED_MAX = 16
+"""Senders that a node may acknowledge in one heartbeat. A plan has it take from three as a rule, the most of them."""
+
+APPEAL_CHARS_MAX = 1024
+"""Of an appeal: what a person writes who was wronged, not a correspondence."""
+
 Text = Annotated[str, Field(max_length=512)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 PeerId = Annotated[str, Field(min_length=40, max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
@@ -149,6 +158,8 @@ class Hello(Message):
     token: Annotated[str, Field(max_length=128)] = ""
     addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
     run: Name | None = None
+    price_micros_hour: Annotated[int, Field(ge=0, le=PRICE_MICROS_MAX)] = 0
+    """What a node asks to be paid, in micro-dollars an hour; 0: it is a volunteer's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -227,12 +238,21 @@ class Welcome(Message):
 # heartbeat: /echo2/heartbeat/1
 
 
+class Relayed(Record):
+    """So many bytes of planned chunks of this snapshot came from `source`, whole and right."""
+
+    manifest_hash: Digest
+    source: PeerId
+    length_bytes: Annotated[int, Field(ge=1, le=CHUNK_BYTES_MAX * CHUNKS_MAX)]
+
+
 class HeartbeatBody(Record):
     """Signed by the node (label `heartbeat`). `sequence` rises for the life of the key's session; replays are dropped.
 
     `hold_seconds`: the coordinator may keep the reply back this long, and answers at once when the pool's version
     differs from (epoch, version) here. So one mechanism is both sign of life and notice of a new snapshot.
     `late`: relays that were to send this node chunks in its last download and did not, as far as it waited.
+    `relayed`: who sent it what was planned of its last download. Said again in each heartbeat, counted once.
     """
 
     run: Name
@@ -248,6 +268,7 @@ class HeartbeatBody(Record):
     tokens_per_second: Annotated[float, Field(ge=0, le=1e9)]
     hold_seconds: Seconds
     late: Annotated[tuple[PeerId, ...], Field(max_length=LATE_MAX)] = ()
+    relayed: Annotated[tuple[Relayed, ...], Field(max_length=RELAYED_MAX)] = ()
 
 
 class Heartbeat(Message):
@@ -571,6 +592,52 @@ class ReceiptsReply(Message):
     BYTES_MAX = MIB
     batch: Signed
     more: bool
+
+
+# statement: /echo2/statement/1
+
+
+class StatementRequest(Message):
+    """A node asks for its postings behind posting `after` (0 = from the first), over all runs of this coordinator."""
+
+    TYPE = "statement-request"
+    run: Name
+    after: Count
+
+
+class StatementReply(Message):
+    """A page of them (`postings.Statement`, label `statement`); `more` when there are others behind it."""
+
+    TYPE = "statement-reply"
+    BYTES_MAX = 2 * MIB
+    statement: Signed
+    more: bool
+
+
+# appeal: /echo2/appeal/1
+
+
+class AppealRequest(Message):
+    """A node's owner does not agree. Sending again, with the same id, is safe and tells what became of it.
+
+    `subject`: a lease in hexadecimal digits, or `suspension`.
+    """
+
+    TYPE = "appeal"
+    run: Name
+    appeal_id: LeaseId
+    subject: Annotated[str, Field(pattern=r"^([0-9a-f]{32}|suspension)$")]
+    text: Annotated[str, Field(min_length=1, max_length=APPEAL_CHARS_MAX)]
+
+
+class AppealReply(Message):
+    """It is on record. `answer` is the operator's, `posting` the number of the adjustment that came of it, if any."""
+
+    TYPE = "appeal-reply"
+    appeal_id: LeaseId
+    state: Literal["open", "upheld", "refused"]
+    answer: Text
+    posting: Count | None = None
 
 
 # learner: /echo2/admitted/1, /echo2/report/1, /echo2/publish/1

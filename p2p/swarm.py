@@ -240,6 +240,11 @@ class Swarm:
         sources = {edge.source for edge in entry.edges} if entry else set()
         return frozenset(sources - {self._plan.root.peer})
 
+    def is_planned(self, peer: str, chunk: int) -> bool:
+        """Whether the plan has this node get `chunk` from `peer`."""
+        entry = self._entries.get(self._me)
+        return entry is not None and source_of(entry, chunk) == peer
+
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; the actions are to be carried out in order. After Done or Fail there are no more."""
         if self._over:

@@ -21,6 +21,8 @@ ProtocolName = Literal[
     "tokenizer",
     "rollouts",
     "receipts",
+    "statement",
+    "appeal",
     "admitted",
     "report",
     "publish",

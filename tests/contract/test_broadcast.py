@@ -67,6 +67,9 @@ async def test_pool(world, clock, kind):
         assert sent == len(DATA) * (3 if kind == "star" else 1)
         received = [sum(t.received_bytes for t in node.broadcaster.traffic.values()) for node in nodes]
         assert received == [len(DATA)] * 3
+        from_relays = 0 if kind == "star" else 2 * len(DATA)
+        assert sum(each.length_bytes for node in nodes for each in node.broadcaster.relayed) == from_relays
+        assert all(each.source not in {root.id, node.id} for node in nodes for each in node.broadcaster.relayed)
 
 
 async def test_forwarded_at_once(world, clock):

@@ -9,6 +9,8 @@ from echo2.p2p.messages import (
     AdmittedReply,
     AdmittedRequest,
     AdmittedRollout,
+    AppealReply,
+    AppealRequest,
     BroadcastPlan,
     Chunk,
     ChunkRequest,
@@ -39,6 +41,7 @@ from echo2.p2p.messages import (
     ReceiptsReply,
     ReceiptsRequest,
     Refusal,
+    Relayed,
     RolloutKey,
     RolloutRecord,
     RunDescriptor,
@@ -47,6 +50,8 @@ from echo2.p2p.messages import (
     Slice,
     SliceAck,
     Standing,
+    StatementReply,
+    StatementRequest,
     StepMetrics,
     SubmitReply,
     SubmitRequest,
@@ -55,6 +60,7 @@ from echo2.p2p.messages import (
     TokenizerRequest,
     Welcome,
 )
+from echo2.p2p.postings import Posting, Statement
 from echo2.p2p.reachability import DialBackReply, DialBackRequest
 
 SIGNER = Identity(bytes(range(32)))
@@ -117,6 +123,7 @@ HEARTBEAT = HeartbeatBody(
     tokens_per_second=310.5,
     hold_seconds=10.0,
     late=(SIGNER.peer_id,),
+    relayed=(Relayed(manifest_hash=HASH, source=SIGNER.peer_id, length_bytes=65_536),),
 )
 NOTICE = PoolNotice(
     run=RUN,
@@ -155,6 +162,30 @@ RECEIPTS = ReceiptBatch(
     ),
 )
 
+STATEMENT = Statement(
+    peer=NODE.peer_id,
+    after=0,
+    postings=(
+        Posting(
+            id=1,
+            run=RUN,
+            peer=NODE.peer_id,
+            kind="credit",
+            unit="usd",
+            amount_micros=360_000,
+            quantity=7_200,
+            actor="coordinator",
+            reason="pay",
+            wall_micros=1_700_000_000_000_000,
+            previous=bytes(32),
+            hash=HASH,
+        ),
+    ),
+    head_id=1,
+    head_hash=HASH,
+    wall_micros=1_700_000_001_000_000,
+)
+
 SIGNED = [
     ("manifest", MANIFEST),
     ("run", DESCRIPTOR),
@@ -163,6 +194,7 @@ SIGNED = [
     ("plan", PLAN),
     ("ticket", TICKET),
     ("receipts", RECEIPTS),
+    ("statement", STATEMENT),
 ]
 """(label, record): every record that is ever signed."""
 
@@ -178,6 +210,7 @@ MESSAGES = [
         name="kitchen",
         token="s3cret",
         addresses=("/ip4/192.0.2.7/tcp/4001",),
+        price_micros_hour=350_000,
     ),
     Welcome(
         wire_version=1,
@@ -246,6 +279,10 @@ MESSAGES = [
     SubmitReply(acks=(SliceAck(lease_id=LEASE, state="held", reason=""),)),
     ReceiptsRequest(run=RUN, after_sequence=0),
     ReceiptsReply(batch=SIGNER.sign("receipts", RECEIPTS), more=False),
+    StatementRequest(run=RUN, after=0),
+    StatementReply(statement=SIGNER.sign("statement", STATEMENT), more=False),
+    AppealRequest(run=RUN, appeal_id=SESSION, subject=LEASE.hex(), text="the answer was right"),
+    AppealReply(appeal_id=SESSION, state="upheld", answer="so it was", posting=7),
     AdmittedRequest(run=RUN, after_sequence=0, rollouts_max=256, wait_seconds=5.0),
     AdmittedReply(
         run_state="running",

@@ -61,7 +61,8 @@ class OneStream:
 def test_every_message_and_every_signed_record_has_an_example():
     """No message type, and no label that is signed, is without a golden vector."""
     assert {type(message).__name__ for message in MESSAGES} == set(BY_NAME)
-    assert {label for label, _ in SIGNED} == {"manifest", "run", "heartbeat", "notice", "plan", "ticket", "receipts"}
+    labels = {"manifest", "run", "heartbeat", "notice", "plan", "ticket", "receipts", "statement"}
+    assert {label for label, _ in SIGNED} == labels
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.TYPE)

@@ -117,6 +117,7 @@ class World:
     scorer: object = None
     run_settings: dict = field(default_factory=dict)
     activation: dict = field(default_factory=dict)
+    credit: dict = field(default_factory=dict)
     proved: object = None
     service: CoordinatorService = None
     database_url: str = ""
@@ -142,7 +143,9 @@ class World:
             "slice_samples_max": 2,
             "lease_seconds": 60.0,
         }
-        return CoordinatorConfig(heartbeat_seconds=10.0, run=run | self.run_settings, activation=self.activation)
+        return CoordinatorConfig(
+            heartbeat_seconds=10.0, run=run | self.run_settings, activation=self.activation, credit=self.credit
+        )
 
     @asynccontextmanager
     async def serving(self):
@@ -213,6 +216,8 @@ class Node(Peer):
         self.session = self.identity.seed[:16][::-1]
         self.sequence = 0
         self.installed = None
+        self.price = 0
+        self.relayed = ()
 
     async def hello(self, token="", versions=(1,)):
         message = Hello(
@@ -222,6 +227,7 @@ class Node(Peer):
             name="volunteer",
             token=token,
             addresses=self.transport.addresses,
+            price_micros_hour=self.price,
         )
         return await self.ask("hello", message, Welcome)
 
@@ -242,6 +248,7 @@ class Node(Peer):
             tokens_per_second=10.0,
             hold_seconds=hold,
             late=tuple(late),
+            relayed=tuple(self.relayed),
         )
         reply = await self.ask("heartbeat", Heartbeat(body=self.identity.sign("heartbeat", body)), HeartbeatReply, hold)
         return open_signed(reply.notice, self.world.coordinator.peer_id, "notice", PoolNotice)

@@ -194,7 +194,7 @@ def test_a_statement_is_a_nodes_own_in_pages(ledger):
 
 
 async def test_consumed_rollouts_are_credited_in_the_same_transaction(autojump_clock, world, tools):
-    """Once each, also when the report comes twice; nothing for what was not trained on."""
+    """Once each, also when the report comes twice; a half for what came in time and was too old."""
     async with world.serving(), world.learner() as learner, world.node(10) as node:
         await learner.hello()
         await learner.publish()
@@ -210,8 +210,15 @@ async def test_consumed_rollouts_are_credited_in_the_same_transaction(autojump_c
         await learner.report(finished, [tools.metrics(0, 8)])
         await learner.report(finished, [tools.metrics(0, 8)])
         with world.service._office.ledger.reading() as connection:
-            (posting,) = accounts.read(connection, peer=node.peer_id)
-            assert (posting.kind, posting.amount_micros, posting.quantity) == ("credit", 8_000_000, 8)
+            found = [
+                (posting.reason, posting.kind, posting.unit, posting.amount_micros, posting.quantity)
+                for posting in accounts.read(connection, peer=node.peer_id)
+            ]
+            assert found == [
+                ("evaluated", "credit", "credit", 4_000_000, 4),
+                ("consumed", "credit", "credit", 8_000_000, 8),
+                ("stale", "credit", "credit", 500_000, 1),
+            ]
             assert accounts.verify(connection).fault == ""
 
 

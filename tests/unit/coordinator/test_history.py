@@ -221,6 +221,7 @@ def test_many_rows_at_once_are_the_same_rows(database_url):
         (bytes([number, 0, 39, 92]) * 4, text, "train", number, 2**31 - 1, 0, -1, bytes(number), number)
         for number, text in enumerate(ODD)
     ]
+    leases = [(*row, None if row[0][0] % 2 else 7) for row in leases]
     entries = [
         records.RolloutEntry(
             number + 1, bytes([number]) * 16, 0, text, "train", 0, 0, "held", "", "stop", bytes(256), b"\0'\\", (1, 2)

@@ -60,8 +60,8 @@ def test_a_volunteer_is_paid_nothing_and_owes_nothing():
     account, entry = book(account, rollouts=100, milliseconds=HOUR)
     assert entry is None
     assert account.liability == 0
-    assert Budget(0).refusal([account], 1000, account.rho) == ""
-    assert Budget(0).samples_max([account], account.rho) is None
+    assert Budget(0).refusal([account], pricing.lease(account, 1000).liability) == ""
+    assert Budget(0).samples_max([account], account) is None
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_a_run_stops_leasing_before_its_budget():
     """$0.001 at 50 micro-dollars a rollout: 20 samples may be out; of those that fail, as many may be leased again."""
     budget = Budget(1000)
     account = open_account("a", "r", price=360_000, mu=2.0)
-    assert budget.samples_max([account], account.rho) == 20
+    assert budget.samples_max([account], account) == 20
     account = pricing.lease(account, 20)
-    assert budget.refusal([account], 1, account.rho).startswith("the run's budget of $0.001 is reached: $0 spent")
+    assert budget.refusal([account], 50).startswith("the run's budget of $0.001 is reached: $0 spent")
     account, _ = book(account, rollouts=15, milliseconds=HOUR, unpaid=5)
-    assert budget.samples_max([account], account.rho) == 5
-    assert budget.refusal([account], 5, account.rho) == ""
-    assert "$0.00075 spent" in budget.refusal([account], 6, account.rho)
+    assert budget.samples_max([account], account) == 5
+    assert budget.refusal([account], 250) == ""
+    assert "$0.00075 spent" in budget.refusal([account], 300)
 
 
 def test_a_closed_account_gives_back_what_it_will_not_need():
@@ -137,6 +137,21 @@ def test_a_closed_account_gives_back_what_it_will_not_need():
     assert pricing.close(account).liability == 3600
     with pytest.raises(ValueError, match="were out"):
         book(pricing.close(account), milliseconds=HOUR)
+
+
+def test_a_node_that_was_never_measured_gets_its_rho_when_it_is():
+    """What it made before counts at it; so long its price for the time of its leases is set aside."""
+    account = open_account("a", "r", price=360_000, mu=None)
+    assert account.liability == 0
+    account = pricing.lease(account, 8, 60_000)
+    assert account.liability == 6_000
+    account, entry = book(account, rollouts=6, milliseconds=30_000, unpaid=2)
+    assert (entry, account.liability) == (None, 6_000)
+    fixed = pricing.measured(account, 0.2)  # 500 micro-dollars each
+    assert (fixed.earned, fixed.cap) == (3_000, 3_000)
+    assert pricing.measured(account, 0.01, room=1_200).earned == 1_200
+    with pytest.raises(ValueError, match="fixed for the whole activation"):
+        pricing.measured(fixed, 1.0)
 
 
 def test_what_was_never_out_is_not_paid():
@@ -199,10 +214,12 @@ def test_a_budget_is_never_exceeded(limit, nodes, events):
         if deliver:
             paid = min(payable, account.outstanding)
             accounts[index], _ = book(account, rollouts=paid, milliseconds=10_000, unpaid=account.outstanding - paid)
-        elif not budget.refusal(accounts, samples, account.rho):
-            most = budget.samples_max(accounts, account.rho)
-            assert most is None or samples <= most
-            accounts[index] = pricing.lease(account, samples)
+        else:
+            after = pricing.lease(account, samples)
+            most = budget.samples_max(accounts, account)
+            refused = budget.refusal(accounts, after.liability - account.liability)
+            assert bool(refused) == (most is not None and samples > most)
+            accounts[index] = account if refused else after
         assert sum(each.entered for each in accounts) <= sum(each.liability for each in accounts) <= limit
 
 

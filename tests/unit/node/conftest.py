@@ -88,6 +88,7 @@ class Pool:
         # what outlives the node's process
         self.store, self.spool, self.commands = MemoryStore(), Spool(":memory:"), MemoryCommands()
         self.engine = FakeEngine()
+        self.papers = None
 
     # the learner's and coordinator's side
 
@@ -180,6 +181,7 @@ class Pool:
             engine=self.engine,
             store=self.store,
             spool=self.spool,
+            papers=self.papers,
             clock=trio.current_time,
             rng=random.Random(7),
             commands=self.commands,
