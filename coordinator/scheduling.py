@@ -2,8 +2,9 @@
 
 Only nodes with a price are ever sent to stand by; a pool of volunteers has nothing to decide, and nothing is recorded.
 A node that stands by keeps its snapshots up to date, so it can begin at once, and is given no leases; what it holds
-when it is released it may finish. Over a restart of the coordinator the loop remembers from the audit log who worked;
-what they are measured at, and so their terms, begin anew.
+when it is released it may finish. Over a restart of the coordinator the loop remembers from the audit log who worked,
+whose mind was changed lately, and the last decisions in words (`scheduler_memory`); what nodes are measured at, and so
+their terms, begin anew.
 
 | what is given     | from                                                                                  |
 |-------------------|---------------------------------------------------------------------------------------|
@@ -17,14 +18,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import capacity
 from .activation import step
 from .activation_records import Assignment, Candidate, Look, Need, State
 from .ledger import LedgerUnavailable
-from .records import add_event, last_of_each
+from .records import add_event
 from .run_book import ENDED
+from .scheduler_memory import last_changes, told_decisions
 
 if TYPE_CHECKING:
     from .activation_records import Action, Decision
@@ -50,6 +52,7 @@ class Scheduler:
     def __init__(self, office: Office) -> None:
         self._office = office
         self._rules = office.config.activation.rules()
+        self._before: list[dict[str, Any]] = []
         self._state = self._recalled()
         self._apply()
         self._next_at = float("-inf")
@@ -57,12 +60,25 @@ class Scheduler:
 
     def _recalled(self) -> State:
         """Who worked when this coordinator ended, unmeasured: until they are measured they count for nothing."""
-        office, now = self._office, self._office.clock()
+        office, now, wall = self._office, self._office.clock(), self._office.wall()
+        run = office.run.name
         with office.ledger.reading() as connection:
-            last = last_of_each(connection, ACTOR, (ACTIVATED, RELEASED))
+            last = last_changes(connection, ACTOR, (ACTIVATED, RELEASED))
+            self._before = told_decisions(connection, ACTOR, {word: kind for kind, word in ACTIONS.items()}, run)
         nodes = office.pool.nodes
-        working = [peer for peer, action in last.items() if action == ACTIVATED and peer in nodes]
-        return State({peer: Assignment(office.run.name, now, 0.0, nodes[peer].price) for peer in working})
+        working = [peer for peer, (action, _) in last.items() if action == ACTIVATED and peer in nodes]
+        ago = {peer: max(wall - at, 0.0) for peer, (_, at) in last.items() if peer in nodes and nodes[peer].price}
+        hold = self._rules.hold_periods * self._rules.period_seconds
+        return State(
+            assigned={peer: Assignment(run, now, 0.0, nodes[peer].price) for peer in working},
+            changed={peer: now - seconds for peer, seconds in ago.items() if seconds < hold},
+        )
+
+    def told(self) -> list[dict[str, Any]]:
+        """The last decisions, the newest first; those of processes before this one in words alone."""
+        ahead = self._office.wall() - self._office.clock()
+        mine = [{"wall_seconds": made.at + ahead, **made.as_json()} for made in reversed(self.decisions)]
+        return [*mine, *self._before][:DECISIONS_REMEMBERED]
 
     def look(self) -> None:
         """Decide, record, apply; nothing while it is too early, or while the ledger cannot be written."""
