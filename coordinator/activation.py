@@ -9,7 +9,7 @@ node is gone counts at once.
 |-----------|----------------------------------------------------------------|-----------|----------------------------|
 | empty     | no node that is assigned is available                          | -         | as starved, at once        |
 | starved   | mu_pool < mu_min                                               | 1 period  | the cheapest standby nodes |
-|           |                                                                |           | that fill the gap to       |
+| lost      | mu_pool < mu_target since a node that worked has gone          | 1 period  | that fill the gap to       |
 | short     | mu_pool < mu_target                                            | 3 periods | mu_target                  |
 | surplus   | mu_pool without some paid node >= (1 + margin) mu_target       | 3 periods | the dearest that can be    |
 |           |                                                                |           | spared are released        |
@@ -18,6 +18,10 @@ node is gone counts at once.
 
 Rules beside it:
 
+- **A loss is a fact**, no noise that passes: what is missing to mu_target then is as urgent as what is missing to
+  mu_min. With two or three nodes left, 20 % noise on each is more than gamma covers, and mu_pool looks sufficient, or
+  goes to and fro about mu_min, while it is not. The period is for who comes back within it, and for those that went
+  together to be found gone together.
 - **A mind is changed once in ten periods.** A paid node that was activated is not released, one that was released not
   activated again, for `hold_periods`: whatever the noise of mu. One exception, because a loss is no noise: after a
   working node has gone, nodes that were released before that may be called back when mu_pool would stay under mu_min.
@@ -61,7 +65,7 @@ if TYPE_CHECKING:
 CONSIDERED_MAX = 64
 """Candidates that a decision carries, those of the lowest rho: a record stays small in a pool of thousands."""
 
-DEVIATIONS: tuple[Cause, ...] = ("starved", "short", "surplus", "saving")
+DEVIATIONS: tuple[Cause, ...] = ("lost", "starved", "short", "surplus", "saving")
 
 
 def step(state: State, look: Look, now: float, rules: Rules) -> tuple[State, tuple[Decision, ...]]:
@@ -90,8 +94,10 @@ class _Table:
         self.since: dict[tuple[str, Cause], float] = dict(state.since)
         self.standing = dict(state.standing)
         self.decisions: list[Decision] = []
-        gone = any(peer not in self.candidates or not self.candidates[peer].available for peer in state.present)
+        gone = [peer for peer in state.present if peer not in self.candidates or not self.candidates[peer].available]
         self.lost_at = now if gone else state.lost_at
+        for peer in gone:
+            self.since.setdefault((state.assigned[peer].run, "lost"), now)
         self.targets = shared_targets(tuple(self.candidates.values()), look.needs, rules)
         self.ceiling = float("inf") if rules.price_ceiling is None else rules.price_ceiling
 
@@ -208,14 +214,14 @@ class _Table:
         slow = self.rules.slow_periods * self.rules.period_seconds
         if mu < target * (1 - 1e-9):
             self.clear(need.run, "surplus", "saving")
-            self.fill_in_time(need, target, working, self.lasting(need.run, "short") >= slow)
+            self.fill_in_time(need, target, working)
         elif spare:
-            self.clear(need.run, "starved", "short", "saving")
+            self.clear(need.run, "lost", "starved", "short", "saving")
             lasted = self.lasting(need.run, "surplus")
             if lasted >= slow:
                 self.release(need, target, working, spare, lasted)
         else:
-            self.clear(need.run, "starved", "short", "surplus")
+            self.clear(need.run, "lost", "starved", "short", "surplus")
             self.save(need, target, working)
 
     def give_up_idle(self, need: Need) -> None:
@@ -238,17 +244,22 @@ class _Table:
         words = f"{_nodes(idle)} made nothing in {self.hold_seconds:.0f} s"
         self.note(need, "release", "idle", idle, words, mu_of(before), before)
 
-    def fill_in_time(self, need: Need, target: float, working: Sequence[Offer], slow_is_over: bool) -> None:
-        """Below mu_min (or a target cut to the run's share) it is urgent, above it only mu's variation is at stake."""
+    def fill_in_time(self, need: Need, target: float, working: Sequence[Offer]) -> None:
+        """Below mu_min (or a target cut to the run's share) or after a loss it is urgent; else only mu's variation is
+        at stake."""
+        urgent = self.rules.urgent_periods * self.rules.period_seconds
+        starving = mu_of(working) < target / self.rules.gamma
+        if not starving:
+            self.clear(need.run, "starved")
+        short_seconds = self.lasting(need.run, "short")
         if not self.manned(need.run):
             self.fill(need, "empty", target, working)
-        elif mu_of(working) < target / self.rules.gamma:
-            if self.lasting(need.run, "starved") >= self.rules.urgent_periods * self.rules.period_seconds:
-                self.fill(need, "starved", target, working)
-        else:
-            self.clear(need.run, "starved")
-            if slow_is_over:
-                self.fill(need, "short", target, working)
+        elif starving and self.lasting(need.run, "starved") >= urgent:
+            self.fill(need, "starved", target, working)
+        elif (need.run, "lost") in self.since and self.lasting(need.run, "lost") >= urgent:
+            self.fill(need, "lost", target, working)
+        elif not starving and short_seconds >= self.rules.slow_periods * self.rules.period_seconds:
+            self.fill(need, "short", target, working)
 
     def lasting(self, run: str, cause: Cause) -> float:
         """For how long the deviation has been seen, from this look on if it is new."""

@@ -15,7 +15,18 @@ if TYPE_CHECKING:
 
 Action = Literal["activate", "release", "none"]
 Cause = Literal[
-    "empty", "starved", "short", "surplus", "saving", "free", "unmeasured", "infeasible", "idle", "over", "steady"
+    "empty",
+    "lost",
+    "starved",
+    "short",
+    "surplus",
+    "saving",
+    "free",
+    "unmeasured",
+    "infeasible",
+    "idle",
+    "over",
+    "steady",
 ]
 
 

@@ -399,15 +399,3 @@ def list_events(connection: sa.Connection, *, limit: int, before: int | None = N
     columns = (table.c.id, table.c.wall, table.c.actor, table.c.action, table.c.subject, table.c.reason)
     query = sa.select(*columns).where(AUDIT).order_by(table.c.id.desc()).limit(limit)
     return list(connection.execute(query if before is None else query.where(table.c.id < before)))
-
-
-def last_of_each(connection: sa.Connection, actor: str, actions: Sequence[str]) -> dict[str, str]:
-    """Of the audit log: the last of these actions of an actor for each subject."""
-    table = schema.events
-    newest = (
-        sa.select(sa.func.max(table.c.id))
-        .where(AUDIT, table.c.actor == actor, table.c.action.in_(actions))
-        .group_by(table.c.subject)
-    )
-    found = sa.select(table.c.subject, table.c.action).where(table.c.id.in_(newest))
-    return {row.subject: row.action for row in connection.execute(found)}

@@ -4,7 +4,8 @@ Only nodes with a price are ever sent to stand by; a pool of volunteers has noth
 A node that stands by keeps its snapshots up to date, so it can begin at once, and is given no leases; what it holds
 when it is released it may finish. Each activation of a paid node has an account (`payroll`), opened and released in the
 transaction that records the decision: over a restart of the coordinator the accounts say who works, at which price and
-mu. Which free nodes worked is remembered from the audit log.
+mu. Which free nodes worked, whose mind was changed lately and the last decisions, in words, are remembered from the
+audit log (`scheduler_memory`).
 
 | what is given     | from                                                                                  |
 |-------------------|---------------------------------------------------------------------------------------|
@@ -20,14 +21,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import capacity
 from .activation import step
 from .activation_records import Assignment, Candidate, Look, Need, State
 from .ledger import LedgerUnavailable
-from .records import add_event, last_of_each, record
+from .records import add_event, record
 from .run_book import ENDED
+from .scheduler_memory import last_changes, told_decisions
 
 if TYPE_CHECKING:
     from .activation_records import Action, Decision
@@ -54,6 +56,7 @@ class Scheduler:
     def __init__(self, office: Office) -> None:
         self._office = office
         self._rules = office.config.activation.rules()
+        self._before: list[dict[str, Any]] = []
         self._state = self._recalled()
         self._apply()
         self._next_at = float("-inf")
@@ -61,15 +64,26 @@ class Scheduler:
 
     def _recalled(self) -> State:
         """Who worked when this coordinator ended: paid nodes on their terms, free ones until they are measured anew."""
-        office, now, run = self._office, self._office.clock(), self._office.run.name
+        office, now, wall = self._office, self._office.clock(), self._office.wall()
+        run = office.run.name
         with office.ledger.reading() as connection:
-            last = last_of_each(connection, ACTOR, (ACTIVATED, RELEASED))
+            last = last_changes(connection, ACTOR, (ACTIVATED, RELEASED))
+            self._before = told_decisions(connection, ACTOR, {word: kind for kind, word in ACTIONS.items()}, run)
         nodes = office.pool.nodes
-        working = [peer for peer, action in last.items() if action == ACTIVATED and peer in nodes]
+        working = [peer for peer, (action, _) in last.items() if action == ACTIVATED and peer in nodes]
         free = {peer: Assignment(run, now, 0.0, 0) for peer in working if not nodes[peer].price}
         engaged = [office.payroll.engaged[number] for number in office.payroll.by_peer.values()]
         paid = {one.account.peer: Assignment(run, now, one.mu or 0.0, one.account.price) for one in engaged}
-        return State(free | paid)
+        ago = {peer: max(wall - at, 0.0) for peer, (_, at) in last.items() if peer in nodes and nodes[peer].price}
+        hold = self._rules.hold_periods * self._rules.period_seconds
+        changed = {peer: now - seconds for peer, seconds in ago.items() if seconds < hold}
+        return State(free | paid, changed=changed)
+
+    def told(self) -> list[dict[str, Any]]:
+        """The last decisions, the newest first; those of processes before this one in words alone."""
+        ahead = self._office.wall() - self._office.clock()
+        mine = [{"wall_seconds": made.at + ahead, **made.as_json()} for made in reversed(self.decisions)]
+        return [*mine, *self._before][:DECISIONS_REMEMBERED]
 
     def look(self) -> None:
         """Decide, record, apply; nothing while it is too early, or while the ledger cannot be written."""

@@ -247,8 +247,8 @@ class CoordinatorService:
             ]
 
     def decisions_view(self) -> list[dict[str, Any]]:
-        """Who was activated and released, and by which numbers; the newest first, since the ledger was last loaded."""
-        return [made.as_json() for made in reversed(self._scheduler.decisions)]
+        """Who was activated and released; the newest first, with their numbers since the ledger was last loaded."""
+        return self._scheduler.told()
 
     def appeals_view(self) -> list[AppealView]:
         """Open appeals first, then those that were answered. Raises Refused while the ledger cannot be read."""

@@ -266,6 +266,40 @@ def test_who_went_away_loses_its_place_only_to_others():
     assert loop.at() == {"a", "c"}
 
 
+def test_a_gap_after_a_loss_is_filled_within_a_period():
+    """Without e, a and b are seen at 3.2, above mu_min 3 and below mu_target 3.3: c comes after 60 s instead of 180.
+
+    Back within the period e keeps its place, and nothing is decided."""
+    mu = node("a", 1.6, 0.2), node("b", 1.6, 0.3), node("e", 1.2, 0.35)
+    gone = node("e", 1.2, 0.35, available=False)
+    for seconds_away, decided in ((50, False), (70, True)):
+        loop = Loop(Need("r", 3.9))
+        loop.look(*mu, C)
+        assert loop.at() == {"a", "b", "e"}
+        loop.needs = (Need("r", 3.0),)
+        loop.look(*mu, C)
+        found = [loop.look(*mu[:2], gone, C) for _ in range(seconds_away // 10)]
+        made = [each for decisions in found for each in decisions]
+        assert bool(made) == decided
+        if decided:
+            assert (made[0].cause, made[0].deviation_seconds, made[0].chosen) == ("lost", 60.0, ("c",))
+        else:
+            assert loop.look(*mu, C) == ()
+            assert loop.until(*mu, C, periods=2) == ()
+
+
+def test_noise_about_mu_min_does_not_put_off_the_answer_to_a_loss():
+    """What is left is seen just below and just above mu_min in turn, never for a period: filled after one all the
+    same."""
+    loop = Loop(Need("r", 3.0))
+    loop.look(A, B, C)
+    away = node("b", 2.0, 0.3, available=False)
+    made = ()
+    for look in range(8):
+        made = made or loop.look(node("a", 2.95 if look % 2 else 3.05, 0.2), away, C)
+    assert [(each.cause, each.deviation_seconds) for each in made] == [("lost", 60.0)]
+
+
 def test_the_order_without_prices_is_a_seeded_shuffle():
     """`nocost`: other seeds choose others, the same seed the same, and the price has no say."""
     pool = [node(f"n{i}", 1.0, 0.1 * (i + 1)) for i in range(12)]

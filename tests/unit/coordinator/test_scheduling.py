@@ -190,6 +190,33 @@ async def test_a_restart_of_the_coordinator_sends_nobody_home(autojump_clock, wo
             ]
 
 
+async def test_a_restart_forgets_neither_decisions_nor_holds(autojump_clock, world):
+    """They are read from the audit log: words, causes and moments; and how long ago each mind was changed."""
+    priced(world)
+    async with world.learner() as learner, world.node(CHEAP) as cheap, world.node(DEAR) as dear:
+        async with world.serving() as service:
+            await learner.hello()
+            await learner.publish()
+            await cheap.join()
+            await dear.join()
+            await beat(cheap, dear, seconds=20)
+            before = service.decisions_view()
+            changed_at = service._scheduler._state.changed[cheap.peer_id]
+        await trio.sleep(100)
+        async with world.serving() as service:
+            after = service.decisions_view()[-len(before) :]  # behind what the first look of this one says
+            assert service._scheduler._state.changed == {cheap.peer_id: pytest.approx(changed_at, abs=0.01)}
+        assert len(after) == len(before) >= 1
+        for old, new in zip(before, after, strict=True):
+            assert new.pop("wall_seconds") == pytest.approx(old["wall_seconds"], abs=0.01)
+            assert new.pop("chosen") == list(old["chosen"])
+            assert new == {key: old[key] for key in ("run", "action", "cause", "reason")}
+        await trio.sleep(600)
+        async with world.serving() as service:
+            assert service._scheduler._state.changed == {}
+            assert set(service._scheduler._state.assigned) == {cheap.peer_id}
+
+
 async def test_the_pool_shows_who_stands_by_and_what_it_aims_at(autojump_clock, world):
     """Counted apart from the healthy ones, whose rate is the pool's."""
     priced(world, gamma=1.5)

@@ -92,17 +92,22 @@ async def test_a_defect_is_counted_as_one(told):
 async def test_a_lease_is_followed_through_the_log(autojump_clock, world, tools, told):
     """Granted, returned, rejected, expired: each says its leases, the peer and the request that it happened in."""
     world.run_settings = {"lease_seconds": 30.0}
-    async with world.serving() as service, world.learner() as learner, world.node(10) as node:
+    async with (
+        world.serving() as service,
+        world.learner() as learner,
+        world.node(10) as node,
+        world.node(11) as stranger,
+    ):
         await learner.hello()
         await learner.publish()
         await node.join()
-        good, bad, lost = (await node.lease(6)).leases
+        good, bad, lost = (await node.lease(3)).leases
         await node.submit(tools.answer(good), tools.answer(bad, digits=[9] * 9))
         for _ in range(4):
             await node.heartbeat(held=1)
             await trio.sleep(10)
         with pytest.raises(Refused):
-            await node.hello("made up \n token")
+            await stranger.hello("made up \n token")
         assert service.measures.wire["leases", "ok"] == 1
 
     def events(lease):
@@ -126,7 +131,7 @@ async def test_a_lease_of_nobody_is_told_of(autojump_clock, world, tools, told):
         await learner.hello()
         await learner.publish()
         await node.join()
-        (lease,) = (await node.lease(2)).leases
+        (lease,) = (await node.lease(1)).leases
         forged = tools.answer(lease).model_copy(update={"lease_id": b"\x07" * 16})
         await node.submit(forged)
         assert [line["leases"] for line in told if line.get("event") == "leases_refused"] == [["07" * 6]]
