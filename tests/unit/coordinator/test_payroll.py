@@ -65,7 +65,7 @@ class Histories(RuleBasedStateMachine):
         return WALL + self.now
 
     def settlement(self):
-        self.pay.tick(self.now)
+        self.pay.expire(self.now)
         return Settlement(self.pay, self.now)
 
     def changes(self):
@@ -123,7 +123,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2), samples=st.integers(1, 4))
     def grant(self, which, samples):
-        self.pay.tick(self.now)
+        self.pay.expire(self.now)
         number = self.pay.by_peer.get(PEERS[which])
         if self.pay.refusal(number, samples, LEASE_SECONDS):
             return
