@@ -150,10 +150,13 @@ class Histories(RuleBasedStateMachine):
     def late(self, which, closes, killed):
         """A slice that is wanted comes after its time, perhaps when its account is closed, perhaps after a restart."""
         self.activate(which=which, price=1_000, mu=1.0)
+        if closes:
+            self.grant(which=which, samples=2)
         self.grant(which=which, samples=2)
         lease = self.leases.pop(self.number.to_bytes(16), None)
         self.now += LEASE_SECONDS + 1
         if closes:
+            self.consume_all(PEERS[which])
             self.release(which=which)
             self.sweep()
         if killed:
@@ -161,6 +164,15 @@ class Histories(RuleBasedStateMachine):
             self.start()
         if lease is not None:
             self.deliver(lease, "held")
+
+    def consume_all(self, peer):
+        for each in [lease for lease in self.leases.values() if lease.peer == peer]:
+            self.deliver(self.leases.pop(each.lease_id), "held")
+        changes = self.changes()
+        for entry in [entry for entry in self.run.unfinished.values() if entry.peer == peer]:
+            changes.finish(entry, "consumed", "")
+            self.decide(entry, "consumed")
+        self.commit(changes)
 
     def end_on_record(self, lease):
         if lease is not None:
