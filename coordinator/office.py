@@ -128,7 +128,7 @@ class Office:
 
     def settlement(self) -> Settlement:
         """An empty set of changes to what is owed."""
-        self.payroll.tick(self.clock())
+        self.payroll.expire(self.clock())
         return Settlement(self.payroll, self.clock())
 
     def known_node(self, peer: str, run: str) -> NodeEntry:

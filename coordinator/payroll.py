@@ -143,14 +143,19 @@ class Payroll:
     # what time does
 
     def tick(self, now: float) -> None:
-        """Count time at work; what is set aside for leases whose time is over is free again."""
-        for lease_id, reserved in list(self.out.items()):
+        """Count time at work of all; the same for what is set aside."""
+        self.expire(now)
+        for one in list(self.engaged.values()):
+            self.engaged[one.number] = self.counted(one, now)
+
+    def expire(self, now: float) -> None:
+        """What is set aside for leases whose time is over is free again. Looks at those alone: each request asks."""
+        while self.out:
+            lease_id, reserved = next(iter(self.out.items()))
             if reserved.until >= now:
                 break
             del self.out[lease_id]
             self._unpaid(reserved)
-        for one in list(self.engaged.values()):
-            self.engaged[one.number] = self._counted(one, now)
 
     def _unpaid(self, reserved: Reservation) -> None:
         one = self.engaged.get(reserved.account or 0)
@@ -158,7 +163,8 @@ class Payroll:
             left = replace(one.account, outstanding=one.account.outstanding - reserved.samples)
             self.engaged[one.number] = replace(one, account=left)
 
-    def _counted(self, one: Engagement, now: float) -> Engagement:
+    def counted(self, one: Engagement, now: float) -> Engagement:
+        """With its time at work until now."""
         node = self.pool.nodes.get(one.account.peer)
         if node is None or node.seen_at is None:  # not heard of since this coordinator started
             return one if now - one.counted_at <= GAP_SECONDS_MAX else replace(one, counted_at=now)
@@ -269,7 +275,7 @@ class Settlement:
             rate = payroll.pool.nodes[one.account.peer].meter.rate(self._now) if one.released is not None else None
             if one.account.rho is None and rate:
                 self.measured(number, rate)
-            self._after.setdefault(number, one)
+            self._after.setdefault(number, self._one(number))
             if (
                 one.released is not None
                 and not one.account.outstanding
@@ -330,7 +336,8 @@ class Settlement:
         payroll.next_number += len(self._opened)
 
     def _one(self, number: int) -> Engagement:
-        return self._after.get(number) or self._payroll.engaged[number]
+        known = self._after.get(number)
+        return known or self._payroll.counted(self._payroll.engaged[number], self._now)
 
     def _row(self, one: Engagement, wall: float, closed: bool) -> tuple[object, ...]:
         account = one.account

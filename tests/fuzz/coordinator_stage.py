@@ -32,6 +32,8 @@ PROTOCOLS: dict[str, type[Message]] = {
     "tokenizer": wire.TokenizerRequest,
     "rollouts": wire.SubmitRequest,
     "receipts": wire.ReceiptsRequest,
+    "statement": wire.StatementRequest,
+    "appeal": wire.AppealRequest,
     "admitted": wire.AdmittedRequest,
     "report": wire.LearnerReport,
     "publish": wire.PublishRequest,

@@ -16,7 +16,7 @@ import annotated_types
 import msgpack
 from pydantic.fields import FieldInfo
 
-from echo2.p2p import messages
+from echo2.p2p import messages, postings
 from echo2.p2p.codec import END, LENGTH
 from echo2.p2p.identity import Identity
 from echo2.p2p.messages import Message, Record
@@ -51,6 +51,7 @@ SIGNED_RECORDS: dict[tuple[str, str], tuple[str, type[Record]]] = {
     ("publish", "manifest"): ("manifest", messages.Manifest),
     ("publish-reply", "plan"): ("plan", messages.BroadcastPlan),
     ("receipts-reply", "batch"): ("receipts", messages.ReceiptBatch),
+    ("statement-reply", "statement"): ("statement", postings.Statement),
     ("welcome", "descriptor"): ("run", messages.RunDescriptor),
 }
 """(message type, field) -> what is signed there: its label and record."""

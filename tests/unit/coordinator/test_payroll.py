@@ -42,6 +42,9 @@ class Histories(RuleBasedStateMachine):
         self.start()
 
     def teardown(self):
+        with self.ledger.reading() as connection:
+            assert history.replay(history.read_bodies(connection)) == history.read_state(connection)
+            assert accounts.verify(connection).fault == ""
         self.ledger.close()
 
     def start(self):
@@ -65,7 +68,7 @@ class Histories(RuleBasedStateMachine):
         return WALL + self.now
 
     def settlement(self):
-        self.pay.tick(self.now)
+        self.pay.expire(self.now)
         return Settlement(self.pay, self.now)
 
     def changes(self):
@@ -91,7 +94,7 @@ class Histories(RuleBasedStateMachine):
                 node.seen_at = self.now
         self.pay.tick(self.now)
 
-    @rule(which=st.integers(0, 1), price=st.integers(1, 10_000_000), mu=st.none() | st.floats(0.01, 100))
+    @rule(which=st.integers(0, 1), price=st.integers(1, 500_000), mu=st.none() | st.floats(0.1, 100))
     def activate(self, which, price, mu):
         if PEERS[which] in self.pay.by_peer:
             return
@@ -99,7 +102,7 @@ class Histories(RuleBasedStateMachine):
         settlement.open(PEERS[which], price, mu)
         self.commit_pay(settlement)
 
-    @rule(which=st.integers(0, 1), mu=st.floats(0.01, 100))
+    @rule(which=st.integers(0, 1), mu=st.floats(0.1, 100))
     def measure(self, which, mu):
         one = self.pay.of(PEERS[which])
         if one is not None and one.account.rho is None:
@@ -123,7 +126,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2), samples=st.integers(1, 4))
     def grant(self, which, samples):
-        self.pay.tick(self.now)
+        self.pay.expire(self.now)
         number = self.pay.by_peer.get(PEERS[which])
         if self.pay.refusal(number, samples, LEASE_SECONDS):
             return
@@ -141,7 +144,43 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), state=st.sampled_from(["held", "held", "held", "stale", "rejected", "duplicate"]))
     def arrive(self, data, state):
-        lease = self.leases.pop(data.draw(st.sampled_from(sorted(self.leases))))
+        self.deliver(self.leases.pop(data.draw(st.sampled_from(sorted(self.leases)))), state)
+
+    @rule(which=st.integers(0, 1), closes=st.booleans(), killed=st.booleans())
+    def late(self, which, closes, killed):
+        """A slice that is wanted comes after its time, perhaps when its account is closed, perhaps after a restart."""
+        self.activate(which=which, price=1_000, mu=1.0)
+        if closes:
+            self.grant(which=which, samples=2)
+        self.grant(which=which, samples=2)
+        lease = self.leases.pop(self.number.to_bytes(16), None)
+        self.now += LEASE_SECONDS + 1
+        if closes:
+            self.consume_all(PEERS[which])
+            self.release(which=which)
+            self.sweep()
+        if killed:
+            self.end_on_record(lease)
+            self.start()
+        if lease is not None:
+            self.deliver(lease, "held")
+
+    def consume_all(self, peer):
+        for each in [lease for lease in self.leases.values() if lease.peer == peer]:
+            self.deliver(self.leases.pop(each.lease_id), "held")
+        changes = self.changes()
+        for entry in [entry for entry in self.run.unfinished.values() if entry.peer == peer]:
+            changes.finish(entry, "consumed", "")
+            self.decide(entry, "consumed")
+        self.commit(changes)
+
+    def end_on_record(self, lease):
+        if lease is not None:
+            change = records.ended_leases({lease.lease_id: "expired"})
+            with self.ledger.transaction() as connection:
+                records.record(connection, [change], wall=self.wall, actor="a", action="b", kind="flow")
+
+    def deliver(self, lease, state):
         changes = self.changes()
         in_time = self.pay.in_time(lease.lease_id)
         if lease.account is not None:
@@ -205,11 +244,6 @@ class Histories(RuleBasedStateMachine):
         with self.ledger.reading() as connection:
             rows = {row.number: row for row in connection.execute(sa.select(table))}
             posted = list(accounts.read(connection))
-            assert accounts.verify(connection).fault == ""
-            told = history.replay(history.read_bodies(connection))["accounts"]
-        assert {number: row["entered"] for (number,), row in told.items()} == {
-            n: row.entered for n, row in rows.items()
-        }
         for number, row in rows.items():
             assert row.rollouts == self.counted.get(number, 0)
             exact = min(
@@ -225,4 +259,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
