@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_PAUSE_SECONDS_MIN = 0.25
-"""Between two heartbeats when the coordinator answers at once: it decides how often (by holding), this is the bound."""
+"""Between two heartbeats when the coordinator answers at once: it decides how often (by holding), this is the bound,
+whatever its welcome or a refusal says: at 5e-324 s a node would do nothing else."""
 
 HEARTBEAT_SECONDS_MAX = 60.0
 """Longest between two heartbeats, whatever the welcome says: the reply is how a node hears of a new snapshot, and a
@@ -191,7 +192,7 @@ class Member:
         if welcome.wire_version != WIRE_VERSION:
             raise SchemaViolation(f"the coordinator chose wire version {welcome.wire_version}, which was not offered")
         self._memberships += 1
-        heartbeat_seconds = min(welcome.heartbeat_seconds, HEARTBEAT_SECONDS_MAX)
+        heartbeat_seconds = max(min(welcome.heartbeat_seconds, HEARTBEAT_SECONDS_MAX), HEARTBEAT_PAUSE_SECONDS_MIN)
         self._welcome(descriptor.run)
         self._situation.welcomed(Membership(self._memberships, descriptor, heartbeat_seconds))
         self._situation.succeeded("coordinator", "heartbeat")
@@ -221,7 +222,7 @@ class Member:
                 if not wait:  # a final no, or `retry at once`: either way hello says what is the matter
                     self.lost(membership, error)
                     continue
-                pause = wait
+                pause = max(wait, HEARTBEAT_PAUSE_SECONDS_MIN)
             left = sent_at + min(pause, membership.heartbeat_seconds) - situation.clock()
             await situation.pause(left, unless=functools.partial(self._has_news, shown))
 

@@ -9,7 +9,7 @@ from echo2.node.membership import HEARTBEAT_SECONDS_MAX
 from echo2.p2p.errors import RETRY_SECONDS_MAX, Refused
 from echo2.p2p.messages import LeaseReply
 
-FOR_EVER_SECONDS = 1e9
+FOR_EVER_SECONDS, NO_TIME_SECONDS = 1e9, 5e-324
 LEASE_SECONDS = 1800.0
 
 SLACK = 1.5
@@ -100,3 +100,36 @@ async def test_a_lease_without_end_does_not_hold_the_node_to_it(autojump_clock, 
         assert service.status.leases_held
         await trio.sleep(LEASE_SECONDS + 300)
         assert not service.status.leases_held
+
+
+@pytest.mark.parametrize("protocol", ["hello", "manifest", "rollouts", "receipts", "leases", "heartbeat"])
+async def test_no_refusal_makes_the_node_ask_without_a_pause(autojump_clock, pool, protocol):
+    """One that says to come again in no time at all is obeyed a few times a second at the most."""
+    asked_at = []
+
+    async def at_once(peer, request):
+        asked_at.append(trio.current_time())
+        assert len(asked_at) < 400, "it asks and asks"
+        raise Refused("busy", "come again", NO_TIME_SECONDS)
+
+    await pool.publish(0)
+    pool.work = 4
+    pool.instead[protocol] = at_once
+    async with pool.node():
+        await trio.sleep(30)
+    assert 3 <= len(asked_at) <= 150
+
+
+async def test_a_welcome_that_orders_heartbeats_without_a_pause_is_not_obeyed(autojump_clock, pool):
+    """Though each is answered at once, there are at most four a second."""
+    usual = pool._hello
+
+    async def without_pause(peer, hello):
+        welcome = await usual(peer, hello)
+        return welcome.model_copy(update={"heartbeat_seconds": NO_TIME_SECONDS})
+
+    pool.instead["hello"] = without_pause
+    await pool.publish(0)
+    async with pool.node():
+        await trio.sleep(30)
+        assert len(pool.beats) < 4 * 30 + 10
