@@ -2,8 +2,8 @@
 
 Only nodes with a price are ever sent to stand by; a pool of volunteers has nothing to decide, and nothing is recorded.
 A node that stands by keeps its snapshots up to date, so it can begin at once, and is given no leases; what it holds
-when it is released it may finish. Over a restart of the coordinator the loop remembers from the audit log who worked;
-what they are measured at, and so their terms, begin anew.
+when it is released it may finish. A node in probation is neither activated nor counted. Over a restart of the
+coordinator the loop remembers from the audit log who worked; what they are measured at, and so their terms, begin anew.
 
 | what is given     | from                                                                                  |
 |-------------------|---------------------------------------------------------------------------------------|
@@ -27,7 +27,11 @@ from .records import add_event, last_of_each
 from .run_book import ENDED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .activation_records import Action, Decision
+    from .node_life import Moves, NodeLife
+    from .node_states import NodeEvent
     from .office import Office
 
 log = logging.getLogger(__name__)
@@ -47,11 +51,15 @@ ACTIONS: dict[Action, str] = {"activate": ACTIVATED, "release": RELEASED, "none"
 class Scheduler:
     """Looks at the pool now and then."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, life: NodeLife) -> None:
+        """Raises LedgerUnavailable."""
         self._office = office
+        self._life = life
         self._rules = office.config.activation.rules()
         self._state = self._recalled()
-        self._apply()
+        moves = self._moves(self._state)
+        self._record((), moves)
+        self._life.apply(moves)
         self._next_at = float("-inf")
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_REMEMBERED)
 
@@ -74,13 +82,14 @@ class Scheduler:
             return
         try:
             state, decisions = step(self._state, self._seen(now), now, self._rules)
-            self._record(decisions)
+            moves = self._moves(state, decisions)
+            self._record(decisions, moves)
         except LedgerUnavailable as error:
             log.warning("nobody is activated or released: %s", error)
             return
         self._state = state
         self.decisions.extend(decisions)
-        self._apply()
+        self._life.apply(moves)
 
     def _seen(self, now: float) -> Look:
         office = self._office
@@ -88,7 +97,7 @@ class Scheduler:
         candidates = tuple(
             Candidate(node.peer, node.meter.rate(now), node.price, node.peer in live)
             for node in office.pool.nodes.values()
-            if node.state == "active"
+            if (node.standing.back if node.state == "left" else node.state) in {"active", "standby"}
         )
         return Look(candidates, () if office.run.state in ENDED else (self._need(),))
 
@@ -108,9 +117,9 @@ class Scheduler:
             f"{t_bcast:.3g} s; raise kappa, or make the broadcast faster",
         )
 
-    def _record(self, decisions: tuple[Decision, ...]) -> None:
-        """A line of the audit log for each node, one for a reason why nothing is done."""
-        if not decisions:
+    def _record(self, decisions: tuple[Decision, ...], moves: Sequence[Moves]) -> None:
+        """A line of the audit log for each node, one for a reason why nothing is done; and the nodes' transitions."""
+        if not decisions and not moves:
             return
         office = self._office
         with office.ledger.transaction() as connection:
@@ -126,13 +135,16 @@ class Scheduler:
                         subject=subject,
                         reason=f"{made.cause}: {reason}",
                     )
+            self._life.record(connection, moves, kind="flow")
 
-    def _apply(self) -> None:
-        office = self._office
-        changed = False
-        for node in office.pool.nodes.values():
-            standby = bool(node.price) and node.peer not in self._state.assigned
-            changed |= standby != node.standby
-            node.standby = standby
-        if changed:
-            office.work.ring()
+    def _moves(self, state: State, decisions: tuple[Decision, ...] = ()) -> list[Moves]:
+        """Who begins and who stands by, for `state` to hold. Only nodes with a price stand by."""
+        why = {peer: f"{made.cause}: {made.reason}" for made in decisions for peer in (*made.chosen, *made.lapsed)}
+        found = []
+        for node in self._office.pool.nodes.values():
+            standby = bool(node.price) and node.peer not in state.assigned
+            event: NodeEvent = "released" if standby else "activated"
+            if node.state in {"active", "standby"} and standby != node.standby:
+                reason = why.get(node.peer) or ("it is not among those that work" if standby else "it may work")
+                found.append(self._life.moves(node.peer, node.standing, event, actor=ACTOR, reason=reason))
+        return found

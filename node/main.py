@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from importlib.metadata import version
@@ -33,7 +34,7 @@ from echo2.tasks.scorer import ITEM_SECONDS_MAX, ProcessScorer
 
 from .commands import HOME_DEFAULT, FileCommands, command_line
 from .config import NodeSettings
-from .home import remember_join, remember_name, remembered_join, remembered_name
+from .home import home_mark, remember_join, remember_name, remembered_join, remembered_name
 from .process_engine import ProcessEngine
 from .receipts import checked, coordinator_of, kept_receipts
 from .service import NodeService
@@ -188,10 +189,15 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
                 network=transport.view,
                 nat=nat,
                 sandbox=sandbox,
+                home=home_mark(home, os.urandom),
                 show=_Show(home, join, settings.name),
                 software=f"echo2-node {version('echo2')}",
             )
-            await service.run()
+            try:
+                await service.run()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await service.goodbye()
     finally:
         await engine.close()
         await sandbox.close()

@@ -127,8 +127,13 @@ NOTICE = PoolNotice(
     epoch=1,
     version=None,
     manifest_hash=None,
-    node_state="active",
+    node_state="probation",
     coordinator_time_seconds=1_700_000_000.5,
+    node_reason="new here",
+    node_expires_seconds=3600.0,
+    warmup_returned=7,
+    warmup_leases=10,
+    warning="a second machine has this key",
 )
 PLAN = BroadcastPlan(
     run=RUN,
@@ -178,6 +183,8 @@ MESSAGES = [
         name="kitchen",
         token="s3cret",
         addresses=("/ip4/192.0.2.7/tcp/4001",),
+        session=SESSION,
+        home=bytes.fromhex("40e000000000000000000000000000ff"),
     ),
     Welcome(
         wire_version=1,

@@ -117,6 +117,7 @@ class World:
     scorer: object = None
     run_settings: dict = field(default_factory=dict)
     activation: dict = field(default_factory=dict)
+    admission: dict = field(default_factory=lambda: {"warmup_leases": 0})
     proved: object = None
     service: CoordinatorService = None
     database_url: str = ""
@@ -142,7 +143,9 @@ class World:
             "slice_samples_max": 2,
             "lease_seconds": 60.0,
         }
-        return CoordinatorConfig(heartbeat_seconds=10.0, run=run | self.run_settings, activation=self.activation)
+        return CoordinatorConfig(
+            heartbeat_seconds=10.0, run=run | self.run_settings, activation=self.activation, admission=self.admission
+        )
 
     @asynccontextmanager
     async def serving(self):
@@ -214,7 +217,7 @@ class Node(Peer):
         self.sequence = 0
         self.installed = None
 
-    async def hello(self, token="", versions=(1,)):
+    async def hello(self, token="", versions=(1,), session=None, home=None):
         message = Hello(
             wire_versions=versions,
             software="test",
@@ -222,6 +225,8 @@ class Node(Peer):
             name="volunteer",
             token=token,
             addresses=self.transport.addresses,
+            session=session,
+            home=home,
         )
         return await self.ask("hello", message, Welcome)
 
