@@ -142,7 +142,7 @@ class HeartbeatDesk:
     def _release(self, node: NodeEntry, why: str, granted_before: float) -> None:
         office = self._office
         released = office.run.leases.release_peer(node.peer, granted_before)
-        office.note_ended(released, f"released: {why}", "late")
+        office.note_ended(released, f"released: {why}", "gone")
         if released:
             log.info("%d leases of %s are anyone's again: %s", len(released), node.name, why)
             office.note_holding(node.peer)

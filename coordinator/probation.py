@@ -11,15 +11,15 @@
 |           | benchmark is below `tokens_per_second_min`. Either is known as early as it is certain            |
 | afterwards| of its last WINDOW_LEASES leases, LEASES_MIN at least, no more than a share of 5 % expired       |
 
-| a lease that                                                        | warm-up          | afterwards         |
-|---------------------------------------------------------------------|------------------|--------------------|
-| came valid and in time                                              | returned         | returned           |
-| came in time and was refused                                        | failed           | returned           |
-| came after it was given up                                          | as given up      | returned           |
-| late: its time was over, or the node says that it never got it      | failed           | expired            |
-| gone: its process ended with it (killed, stopped, dead)             | as never granted | expired; the worst |
-|                                                                     |                  | such end is forgiven |
-| none: given up for a reason of the coordinator's (a lost version)   | as never granted | as never granted   |
+| a lease that                                                      | warm-up          | afterwards             |
+|-------------------------------------------------------------------|------------------|------------------------|
+| came valid and in time                                            | returned         | returned               |
+| came in time and was refused                                      | failed           | returned               |
+| came after it was given up                                        | as given up      | returned               |
+| late: its time was over                                           | failed           | expired                |
+| gone: its process ended with it (killed, stopped, dead), or says  | as never granted | expired; the worst     |
+| that it never got it                                              |                  | such end is forgiven   |
+| none: given up for a reason of the coordinator's (a lost version) | as never granted | as never granted       |
 
 A power cut takes all that a node holds, and happens to anyone once; a node that ends again and again with leases in
 hand may be looking at prompts and picking, so only one of its ends is forgiven among its last WINDOW_LEASES.

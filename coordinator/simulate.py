@@ -38,7 +38,7 @@ from echo2.tasks.race import Race
 from echo2.tasks.scorer import InlineScorer
 
 from . import schema
-from .config import CoordinatorConfig, RunConfig
+from .config import AdmissionConfig, CoordinatorConfig, RunConfig
 from .ledger import Ledger, open_ledger
 from .service import CoordinatorService
 from .simulated_model import SimulatedTask, race_turn, simulated_text
@@ -104,6 +104,8 @@ class Scenario:
     heartbeat_seconds: float = 2.0
     lease_seconds: float = 15.0
     partial_seconds: float = 60.0
+    suspension_seconds: float = 20.0
+    """A run takes a minute or so: an hour would be for good."""
     adapters: bool = False
     """Whether version 0 is published whole and later ones as adapters on it."""
     crashes: tuple[Crash, ...] = ()
@@ -323,7 +325,8 @@ class Simulation:
             eval_samples=scenario.eval_samples,
             eval_share=scenario.eval_share,
         )
-        config = CoordinatorConfig(heartbeat_seconds=scenario.heartbeat_seconds, run=run)
+        admission = AdmissionConfig(suspension_seconds=scenario.suspension_seconds)
+        config = CoordinatorConfig(heartbeat_seconds=scenario.heartbeat_seconds, run=run, admission=admission)
         async with self._network.transport(self._identities["coordinator"]) as transport:
             service = CoordinatorService(
                 config=config,
@@ -398,6 +401,7 @@ class Simulation:
                         tokens=seeded_tokens if scenario.task == "simulated" else _race_tokens,
                     ),
                     sandbox=InlineScorer(),
+                    home=name.encode().ljust(16)[:16],
                     store=self._stores[name],
                     spool=self._spools[name],
                     clock=self._now,

@@ -195,6 +195,12 @@ class World:
     def node(self, number):
         return self.peer(number, Node)
 
+    @asynccontextmanager
+    async def node_at(self, number, host):
+        """A node that comes from this IP address."""
+        async with self.network.transport(identity(number), host=host) as transport:
+            yield Node(self, identity(number), transport)
+
     def learner(self, number=2):
         return self.peer(number, Learner)
 
