@@ -398,6 +398,7 @@ class Tools:
     done = staticmethod(done)
     metrics = staticmethod(metrics)
     identity = staticmethod(identity)
+    world = World
     stop = STOP
     wall = WALL
 
