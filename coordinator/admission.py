@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from echo2.p2p.transport import Transport
 
     from .history import Change
-    from .node_life import Moves, NodeLife
+    from .node_life import NodeLife
+    from .node_records import Moves
     from .office import Office
 
 

@@ -16,27 +16,25 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
-
-from . import schema, sessions
-from .cells import check
-from .history import Insert, Update, update
+from . import sessions
+from .history import Update, update
 from .ledger import LedgerUnavailable
-from .node_states import TABLE, WITHDRAWING, Transition, overdue, step
+from .node_records import PROGRESS_COLUMNS, Moves
+from .node_states import TABLE, WITHDRAWING, overdue, step
 from .probation import Probation
-from .records import add_event, record, storable
-from .views import TransitionView
+from .records import add_event, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import sqlalchemy as sa
+
     from echo2.p2p.transport import Transport
 
     from .history import Change
-    from .node_states import NodeEvent, Standing
+    from .node_states import NodeEvent, Standing, Transition
     from .office import Office
     from .pool import NodeEntry
     from .records import EventKind
@@ -53,55 +51,8 @@ REFUSED_SECONDS_MAX = 480.0
 """For how long a banned peer's connections are refused after it was told why; twice as long each time it comes back. A
 node that its owner starts again is told within that; one that hammers costs us a handshake, and no answer."""
 
-TRANSITIONS_SHOWN_MAX = 500
-"""Of one node, the newest."""
-
 DAILY: frozenset[NodeEvent] = frozenset({"goodbye", "returned", "activated", "released"})
 """Too frequent for the audit log; the node's own list has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """What an event makes of a node: mostly one transition; two where the first one's state has nothing to wait for."""
-
-    peer: str
-    standing: Standing
-    transitions: tuple[Transition, ...]
-
-    @property
-    def values(self) -> dict[str, object]:
-        """Of the node's row."""
-        standing = self.standing
-        row = {"state": standing.state, "reason": storable(standing.reason), "back": standing.back}
-        return row | (UNPROVED if self.anew else {})
-
-    @property
-    def anew(self) -> bool:
-        """Whether a probation begins."""
-        return any(made.to_state == "probation" and made.event != "returned" for made in self.transitions)
-
-    def listed(self) -> list[Change]:
-        """As the ledger takes them, without the node's row."""
-        rows = [
-            (
-                one.peer,
-                one.number,
-                one.event,
-                one.from_state,
-                one.to_state,
-                one.actor,
-                storable(one.reason),
-                one.wall,
-                one.expires,
-            )
-            for one in self.transitions
-        ]
-        return [Insert("node_transitions", TRANSITION_COLUMNS, rows)]
-
-
-PROGRESS_COLUMNS = ("warmup_returned", "warmup_failed", "benchmark_rollouts", "benchmark_tokens")
-UNPROVED: dict[str, object] = dict(zip(PROGRESS_COLUMNS, (0, 0, None, None), strict=True))
-TRANSITION_COLUMNS = ("peer", "number", "event", "from_state", "to_state", "actor", "reason", "wall", "expires")
 
 
 class NodeLife:
@@ -376,32 +327,3 @@ class NodeLife:
             )
         for node in nodes:
             node.unrecorded = False
-
-    # shown
-
-    def history(self, peer: str) -> list[TransitionView]:
-        """A node's transitions, the newest first. Raises Refused while the ledger cannot be read."""
-        table = schema.node_transitions
-        query = sa.select(table).where(table.c.peer == peer).order_by(table.c.number.desc())
-        with self._office.ledger.reading() as connection:
-            rows = connection.execute(query.limit(TRANSITIONS_SHOWN_MAX)).all()
-        views = []
-        with self._office.ledger.loading(table):
-            for row in rows:
-                check(row, table.columns)
-                views.append(
-                    TransitionView(
-                        number=row.number,
-                        event=row.event,
-                        from_state=row.from_state,
-                        to_state=row.to_state,
-                        actor=row.actor,
-                        reason=row.reason,
-                        wall_seconds=row.wall,
-                        expires_seconds=row.expires,
-                    )
-                )
-        return views
-
-
-PROGRESS_COLUMNS = ("warmup_returned", "warmup_failed", "benchmark_rollouts", "benchmark_tokens")

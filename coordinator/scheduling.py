@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .activation_records import Action, Decision
-    from .node_life import Moves, NodeLife
+    from .node_life import NodeLife
+    from .node_records import Moves
     from .node_states import NodeEvent
     from .office import Office
 

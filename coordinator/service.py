@@ -48,6 +48,7 @@ from .lease_desk import LeaseDesk
 from .ledger import SECRET_BYTES, LedgerUnavailable
 from .loading import load_pool, load_run
 from .node_life import NodeLife
+from .node_records import transitions_of
 from .node_states import DELIVERING
 from .office import WAIT_SECONDS_MAX, Office
 from .overview import Overview
@@ -282,7 +283,7 @@ class CoordinatorService:
     def transitions_view(self, peer: str) -> list[TransitionView]:
         """How a node came to its state, the newest first. Raises KeyError or Refused."""
         self._known_node(peer)
-        return self._node_life.history(peer)
+        return transitions_of(self._office.ledger, peer)
 
     def pause_run(self, run: str, *, actor: str, reason: str) -> None:
         """No new leases until resumed. Raises KeyError or Refused."""

@@ -98,7 +98,7 @@ def home_mark(home: Path, entropy: Callable[[int], bytes]) -> bytes | None:
     none: then the coordinator waits until the process before is silent.
     """
     path = home / MARK_FILE
-    with suppress(OSError, ValueError, TypeError), path.open(encoding="ascii") as file:
+    with suppress(OSError, LookupError, TypeError, ValueError), path.open(encoding="ascii") as file:
         kept = json.loads(file.read(NAME_BYTES_MAX))
         mark = bytes.fromhex(kept["mark"])
         if kept["inode"] == os.fstat(file.fileno()).st_ino and len(mark) == MARK_BYTES:

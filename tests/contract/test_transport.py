@@ -485,5 +485,5 @@ async def test_a_banned_peer_is_refused_until_it_is_forgiven(pair):
             assert await held.receive_some(1) == b""
         assert not await served(alice, bob)
         bob.lift_ban(alice.peer_id)
-        while not await served(alice, bob):  # the one who dials may be waiting before its next try
+        while not await served(alice, bob):  # noqa: ASYNC110 - it may wait before its next dial
             await trio.sleep(0.05)

@@ -150,7 +150,7 @@ async def test_a_life_from_application_to_ban(tmp_path, monkeypatch):
     """Applied, admitted, stopped, back, banned: each is seen at the coordinator and at the node, in words."""
     monkeypatch.setattr(node_life, "REFUSED_SECONDS", 3.0)
     async with pool(tmp_path, mode="hand") as world:
-        world.join = JoinString(world.join.peer, world.join.addresses, "f" * 36, "r1")
+        world.join = JoinString(world.join.peer, world.join.addresses, "", "r1")
         process = world.start("a")
         await world.until(lambda: world.status("a").get("node_state") == "applied")
         assert world.status("a")["state"] == "blocked"
