@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -171,8 +172,8 @@ class AdmissionDesk:
         if node is None:
             node = self._let_in(peer, hello, host, now)
         else:
-            moves = self._back(node)
-            self._record(peer, hello, moves=moves)
+            moves, spent = self._goes_on(node, hello)
+            self._record(peer, hello, moves=moves, changes=spent)
             if moves is not None:
                 self._life.apply([moves])
         if anew or (node.session is None and hello.session is not None):
@@ -272,11 +273,16 @@ class AdmissionDesk:
             Delete("nodes", [(gone.peer,)]),
         ]
 
-    def _back(self, node: NodeEntry) -> Moves | None:
-        """A node that had left comes back."""
-        if node.state != "left":
-            return None
-        return self._life.moves(node.peer, node.standing, "returned", actor=node.peer, reason="it said hello")
+    def _goes_on(self, node: NodeEntry, hello: Hello) -> tuple[Moves | None, list[Change]]:
+        """What a known node's hello changes: one that had left comes back; one that has applied brings a token now."""
+        if node.state == "left":
+            return self._life.moves(node.peer, node.standing, "returned", actor=node.peer, reason="it said hello"), []
+        if node.state == "applied" and hello.token:
+            with suppress(Refused):
+                spent = [_find(self._office, hello.token)]
+                why = "it brought a join token"
+                return self._life.moves(node.peer, node.standing, "admitted", actor=node.peer, reason=why), spent
+        return None, []
 
     def _remember(self, node: NodeEntry) -> None:
         """Keep it in memory; beyond the bound, those go that have nothing with us, the longest silent first."""

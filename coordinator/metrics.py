@@ -62,9 +62,15 @@ def _gauge(name: str, text: str, value: float | None) -> Iterable[Metric]:
     return [] if value is None else [GaugeMetricFamily(name, text, value=value)]
 
 
+NODE_STATES = (
+    *("healthy", "late", "dead", "suspended", "standby"),
+    *("applied", "probation", "draining", "banned", "left"),
+)
+
+
 def _pool(pool: PoolView) -> Iterator[Metric]:
     nodes = GaugeMetricFamily("echo2_nodes", "Nodes by state.", labels=["state"])
-    for state in ("healthy", "late", "dead", "suspended", "standby"):
+    for state in NODE_STATES:
         nodes.add_metric([state], getattr(pool, f"nodes_{state}"))
     yield nodes
     yield from _gauge("echo2_mu_pool", "Accepted rollouts per second of all active nodes.", pool.mu_pool)

@@ -253,10 +253,10 @@ class NodeLife:
 
     def goodbye(self, node: NodeEntry) -> None:
         """Its process has said that it stops. Raises Refused while the ledger cannot be written."""
-        sessions.end(node)
-        node.seen_at = None
         if (node.state, "goodbye") in TABLE:
             self.change(node.peer, "goodbye", actor=node.peer, reason="it said goodbye")
+        sessions.end(node)
+        node.seen_at = None
 
     def look(self) -> None:
         """Whose time is over. A ledger that takes nothing now is tried again at the next look."""

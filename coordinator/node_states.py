@@ -41,6 +41,7 @@ operator restores it: neither a restart nor a bad line undoes the operator's wor
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -179,7 +180,8 @@ def step(
     wall: float,
     expires: float | None = None,
 ) -> tuple[Standing, Transition]:
-    """The table, once. Raises Refused (`node_state`) for what it does not have, in words, and for a missing reason.
+    """The table, once. Raises Refused, in words: `node_state` for what it does not have; and for a missing reason, or an
+    expiry that is over.
 
     An expiry is kept where the new state can end by itself.
     """
@@ -189,6 +191,8 @@ def step(
         raise Refused("node_state", f"a node that is {standing.state} cannot be {_WORDS.get(event, event)}{instead}")
     if not reason.strip():
         raise Refused("reason_missing", "say why: the reason is kept, and shown to the node's owner")
+    if expires is not None and not wall < expires < math.inf:
+        raise Refused("expiry", "an expiry is a number of seconds from now, above 0")
     state = standing.back if isinstance(target, _Back) else target
     back = standing.state if standing.state in DELIVERING else standing.back
     kept = expires if state in EXPIRING else None

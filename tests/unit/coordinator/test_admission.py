@@ -106,6 +106,7 @@ async def test_a_token_spares_the_application(autojump_clock, strict):
         token = strict.token(uses=1)
         assert (await node.hello(token)).node_state == "probation"
         assert (await other.hello(token)).node_state == "applied"
+        assert (await other.hello(strict.token(uses=1))).node_state == "probation", "its owner was sent one since"
 
 
 async def test_applications_are_bounded(autojump_clock, strict):
@@ -441,6 +442,9 @@ async def test_operators_are_told_what_cannot_be(autojump_clock, strict):
         before = len(service.events_view())
         with pytest.raises(Refused, match="say why"):
             service.ban_node(node.peer_id, actor="operator", reason=" ")
+        for seconds in (0.0, -5.0, float("inf"), float("nan")):
+            with pytest.raises(Refused, match="an expiry is a number of seconds from now"):
+                service.ban_node(node.peer_id, actor="operator", reason="odd", expires_seconds=seconds)
         with pytest.raises(Refused, match="a node that is probation cannot be unbanned"):
             service.unban_node(node.peer_id, actor="operator", reason="so")
         with pytest.raises(Refused, match="cannot be restored"):
