@@ -180,8 +180,8 @@ def step(
     wall: float,
     expires: float | None = None,
 ) -> tuple[Standing, Transition]:
-    """The table, once. Raises Refused, in words: `node_state` for what it does not have; and for a missing reason, or an
-    expiry that is over.
+    """The table, once. Raises Refused, in words: `node_state` for what it does not have; and for a missing reason or
+    an expiry that is over.
 
     An expiry is kept where the new state can end by itself.
     """
