@@ -104,6 +104,7 @@ class Scenario:
     heartbeat_seconds: float = 2.0
     lease_seconds: float = 15.0
     partial_seconds: float = 60.0
+    warmup_leases: int = 10
     suspension_seconds: float = 20.0
     """A run takes a minute or so: an hour would be for good."""
     adapters: bool = False
@@ -175,6 +176,8 @@ class Observed:
     installs: int = 0
     seconds: float = 0.0
     node_states: dict[str, str] = field(default_factory=dict)
+    transitions: dict[str, list[str]] = field(default_factory=dict)
+    """By node: what happened to it, as the ledger has it."""
 
 
 class Simulation:
@@ -325,7 +328,9 @@ class Simulation:
             eval_samples=scenario.eval_samples,
             eval_share=scenario.eval_share,
         )
-        admission = AdmissionConfig(suspension_seconds=scenario.suspension_seconds)
+        admission = AdmissionConfig(
+            warmup_leases=scenario.warmup_leases, suspension_seconds=scenario.suspension_seconds
+        )
         config = CoordinatorConfig(heartbeat_seconds=scenario.heartbeat_seconds, run=run, admission=admission)
         async with self._network.transport(self._identities["coordinator"]) as transport:
             service = CoordinatorService(
@@ -433,6 +438,9 @@ class Simulation:
                 observed.means[row.version] = row.mean
                 if row.reason:
                     observed.evaluations_ended[row.version] = row.reason
+            moves = schema.node_transitions
+            for row in connection.execute(sa.select(moves).order_by(moves.c.peer, moves.c.number)):
+                observed.transitions.setdefault(row.peer, []).append(row.event)
         for name, spool in self._spools.items():
             peer = self._identities[name].peer_id
             for signed in spool.receipt_batches(RUN):
