@@ -73,6 +73,7 @@ KNOWN_SPARE = KNOWN_MAX // 100
 FIRST: dict[str, object] = {
     "state": "active",
     "reason": "",
+    "home": None,
     "back": "active",
     "warmup_returned": 0,
     "warmup_failed": 0,
@@ -91,7 +92,7 @@ class AdmissionDesk:
         self._transport = transport
         self._rate = HelloRate()
         self._keys = NewKeys(office.config.admission.limits)
-        self._recorded: dict[str, dict[str, str]] = {}
+        self._recorded: dict[str, dict[str, object]] = {}
         self._incarnation = office.entropy(INCARNATION_BYTES)
 
     async def hello(self, peer: str, hello: Hello) -> Welcome:
@@ -178,7 +179,7 @@ class AdmissionDesk:
                 self._life.apply([moves])
         if anew or (node.session is None and hello.session is not None):
             assert hello.session is not None, "a session was claimed"
-            self._life.adopt(node, hello.session, hello.home)
+            self._life.adopt(node, hello.session, _mark(hello))
         if node.addresses != hello.addresses:
             office.run.forget_plans()
         node.name, node.software, node.addresses = hello.name, hello.software, hello.addresses
@@ -200,7 +201,7 @@ class AdmissionDesk:
         if hello.session is None:
             return False
         try:
-            return sessions.check(node, hello.session, hello.home, now, self._office.config.heartbeat_seconds)
+            return sessions.check(node, hello.session, _mark(hello), now, self._office.config.heartbeat_seconds)
         except Refused as refused:
             if refused.code == "identity_live":
                 self._life.rival_refused(node)
@@ -311,12 +312,15 @@ class AdmissionDesk:
         """Put on record what this hello says that the last one, to this process, did not. Raises Refused."""
         wall = self._office.wall()
         table = schema.nodes
-        said = {
+        said: dict[str, object] = {
             "role": hello.role,
             "name": hello.name,
             "software": storable(hello.software),
             "addresses": json.dumps(hello.addresses),
         }
+        mark = _mark(hello)
+        if mark is not None:
+            said["home"] = mark
         if moves is None and self._recorded.get(peer) == said:
             log.info("%s is back: %s", hello.role, hello.name, extra={"peer": peer})
             return
@@ -384,3 +388,8 @@ def _find(office: Office, token: str) -> Change:
 
 def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
+
+
+def _mark(hello: Hello) -> bytes | None:
+    """As it is kept: whoever reads the ledger cannot pass for the node's home."""
+    return None if hello.home is None else hashlib.sha256(hello.home).digest()

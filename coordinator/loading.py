@@ -104,6 +104,7 @@ def _node(row: Any, move: Any, receipt_sequence: int, config: CoordinatorConfig)
         row.software,
         texts(row.addresses),
         standing=standing,
+        home=row.home,
         probation=Probation(row.warmup_returned, row.warmup_failed, benchmark=measured),
         receipt_sequence=receipt_sequence,
         price=config.activation.price(row.peer),

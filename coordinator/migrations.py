@@ -173,7 +173,8 @@ def _node_states(op: Operations) -> None:
     from .history import Update, encode
 
     connection = op.get_bind()
-    new: dict[str, Any] = {"back": "active", "warmup_returned": 0, "warmup_failed": 0}
+    new: dict[str, Any] = {"home": None, "back": "active", "warmup_returned": 0, "warmup_failed": 0}
+    op.add_column("nodes", sa.Column("home", sa.LargeBinary(32)))
     op.add_column("nodes", sa.Column("back", sa.String(16), nullable=False, server_default="active"))
     for name in ("warmup_returned", "warmup_failed"):
         op.add_column("nodes", sa.Column(name, sa.Integer, nullable=False, server_default="0"))

@@ -69,7 +69,7 @@ class NodeEntry:
     seen_at: float | None = None
     session: bytes | None = None
     home: bytes | None = None
-    """Of that session, as its hello said."""
+    """SHA-256 of the mark of the folder it runs in, as its last hello with one said."""
     sequence: int = -1
     rival_at: float | None = None
     """When a second process with its key was last refused."""

@@ -57,6 +57,7 @@ nodes = Table(
     Column("reason", Text, nullable=False),
     Column("first_hello", Float, nullable=False),
     Column("last_hello", Float, nullable=False),
+    Column("home", LargeBinary(32)),  # SHA-256 of the mark of the folder it runs in: see `sessions`
     Column("back", String(16), nullable=False, server_default="active"),  # what one that left was before
     Column("warmup_returned", Integer, nullable=False, server_default="0"),
     Column("warmup_failed", Integer, nullable=False, server_default="0"),

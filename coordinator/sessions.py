@@ -77,9 +77,11 @@ def warning(node: NodeEntry, now: float) -> str:
 
 
 def adopt(node: NodeEntry, session: bytes, home: bytes | None) -> None:
-    """`session` is the live one from now on."""
+    """`session` is the live one from now on. One that says no home (a heartbeat, after we were started anew) is taken
+    to run in that of the node's last hello."""
     end(node)
-    node.session, node.home = session, home
+    node.session = session
+    node.home = home or node.home
     node.sequence, node.told, node.idle_since, node.says = -1, None, None, ""
 
 
@@ -87,4 +89,4 @@ def end(node: NodeEntry) -> None:
     """The live session is over."""
     if node.session is not None:
         node.ended_sessions.append(node.session)
-    node.session = node.home = None
+    node.session = None

@@ -109,3 +109,19 @@ async def test_a_process_that_said_goodbye_is_no_hindrance(autojump_clock, world
         assert (pool.nodes_left, pool.nodes_dead) == (1, 0)
         assert (await node.hello(session=SECOND, home=THERE)).node_state == "active"
         assert [move.event for move in service.transitions_view(node.peer_id)][:2] == ["returned", "goodbye"]
+
+
+async def test_a_home_is_known_after_a_restart_of_the_coordinator(autojump_clock, world):
+    """The node need not have said hello again: killed then, it is back at once all the same."""
+    async with world.node(10) as node:
+        async with world.serving():
+            await node.hello(world.token(), session=node.session, home=HERE)
+            await node.heartbeat()
+        async with world.serving() as service:
+            await node.heartbeat()
+            with pytest.raises(Refused) as refused:
+                await node.hello(session=SECOND, home=THERE)
+            assert refused.value.code == "identity_live"
+            assert (await node.hello(session=SECOND, home=HERE)).node_state == "active"
+            assert (await node.heartbeat(session=SECOND, sequence=1)).node_state == "active"
+            assert len(service.nodes_view()) == 1
