@@ -1,13 +1,18 @@
-"""Hello: who may take part. Tokens admit nodes once; from then on the key is the admission.
+"""Hello: who may take part. A key is let in once; from then on the key is the admission.
 
-| asks     | is let in when                                                                     |
-|----------|------------------------------------------------------------------------------------|
-| learner  | its key is the one the run's configuration names; it needs no token                |
-| node     | its key was admitted before; or it brings a token that is known, in time, not spent |
+| asks     | is let in when                                                                                   |
+|----------|--------------------------------------------------------------------------------------------------|
+| learner  | its key is the one the run's configuration names; it needs no token                              |
+| new node | mode `open`: always. `token`: it brings one that is known, in time and not spent. `hand`: it     |
+|          | brings such a token, or else waits for the operator (`applied`); at most `applied_max` wait      |
+| node     | always, unless it is banned, or another process of its key is alive (`sessions`)                 |
 
-A suspended node is let in to read its receipts and why it is suspended; it gets no leases. A pool with as many live
-nodes as one broadcast plan holds is full. Whoever is turned away did no wrong: it is told why, and is no worse off the
-next time.
+What it is then, and what it gets, says `node_states`. A suspended node is let in to read its receipts and why it is
+suspended. A pool with as many live nodes as one broadcast plan holds is full; so is an address or a network with as
+many as `admission_limits` allows it. Whoever is turned away did no wrong: it is told why, and is no worse off the next
+time.
+
+The ledger knows every node; memory keeps the KNOWN_MAX that were heard of last, and finds the others there at hello.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -30,15 +36,24 @@ from echo2.p2p.messages import (
     Welcome,
 )
 
-from . import schema
-from .history import insert, update
-from .pool import NodeEntry
+from . import schema, sessions
+from .admission_limits import HELLO_BURST, HELLO_SECONDS, HelloRate, NewKeys, check_room
+from .history import Delete, insert, update
+from .loading import load_node
+from .node_states import NEW
+from .pool import KNOWN_MAX, NodeEntry
 from .records import record, storable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from echo2.p2p.messages import Hello, Signed
+    from echo2.p2p.transport import Transport
 
     from .history import Change
+    from .node_life import NodeLife
+    from .node_records import Moves
+    from .node_states import NodeEvent
     from .office import Office
 
 
@@ -49,39 +64,36 @@ INCARNATION_BYTES = 16
 FULL_SECONDS = 60.0
 """When a node that found the pool full may come again: places get free as nodes go."""
 
-
-HELLO_BURST = 20
-HELLO_SECONDS = 2.0
-"""Hellos of one key: so many at once, then one in so many seconds. A daemon says one when it starts, when its addresses
-change and after each lost connection; each may cost a transaction, a new plan and a signature."""
-
-KEYS_MAX = 10_000
-"""Whose hellos are counted; beyond, those that were heard of longest ago are forgotten. A key costs a handshake."""
+APPLIED_FULL_SECONDS = 600.0
+"""When a node may come again that found too many others waiting for the operator: people are slow."""
 
 
-class HelloRate:
-    """A token bucket for each key; pure, `now` is monotonic seconds."""
+KNOWN_SPARE = KNOWN_MAX // 100
+"""Forgotten at once beyond what must be: finding them is a look at all."""
 
-    def __init__(self) -> None:
-        self._full_at: dict[str, float] = {}
-
-    def count(self, peer: str, now: float) -> float:
-        """0.0 when this hello may be answered, and counts; else after how many seconds the next one may."""
-        full_at = max(self._full_at.pop(peer, now), now)
-        wait = full_at - now - (HELLO_BURST - 1) * HELLO_SECONDS
-        self._full_at[peer] = full_at if wait > 0 else full_at + HELLO_SECONDS
-        while len(self._full_at) > KEYS_MAX:
-            del self._full_at[next(iter(self._full_at))]
-        return max(wait, 0.0)
+FIRST: dict[str, object] = {
+    "state": "active",
+    "reason": "",
+    "home": None,
+    "back": "active",
+    "warmup_returned": 0,
+    "warmup_failed": 0,
+    "benchmark_rollouts": None,
+    "benchmark_tokens": None,
+}
+"""A row that nothing was said of yet; a learner's stays so."""
 
 
 class AdmissionDesk:
     """Answers hello."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, life: NodeLife, transport: Transport) -> None:
         self._office = office
+        self._life = life
+        self._transport = transport
         self._rate = HelloRate()
-        self._recorded: dict[str, dict[str, str | int]] = {}
+        self._keys = NewKeys(office.config.admission.limits)
+        self._recorded: dict[str, dict[str, object]] = {}
         self._incarnation = office.entropy(INCARNATION_BYTES)
 
     async def hello(self, peer: str, hello: Hello) -> Welcome:
@@ -144,7 +156,7 @@ class AdmissionDesk:
     def _learner(self, peer: str, hello: Hello) -> str:
         office = self._office
         office.known_learner(peer, office.run.name)
-        self._record(peer, hello, known=True)
+        self._record(peer, hello)
         office.run.learner_addresses = hello.addresses
         office.run.forget_plans()  # their root may have moved
         return "active"
@@ -153,56 +165,205 @@ class AdmissionDesk:
         office = self._office
         if peer == office.config.run.learner:
             raise Refused("not_a_node", "this key is the run's learner; a node needs a key of its own")
+        node, host, now = self.find(peer), self._transport.remote(peer), office.clock()
+        if node is not None and node.state == "banned":
+            self._life.refuse_soon(peer)
+            raise office.banned(node)
+        anew = node is not None and self._claim(node, hello, now)
+        self._check_room(peer, host, now)
+        if node is None:
+            node = self._let_in(peer, hello, host, now)
+        else:
+            price = office.config.activation.price(peer, hello.price_micros_hour)
+            moves, spent = self._goes_on(node, hello, price)
+            self._record(peer, hello, moves=moves, changes=spent)
+            node.price = price
+            if moves is not None:
+                self._life.apply([moves])
+        if anew or (node.session is None and hello.session is not None):
+            assert hello.session is not None, "a session was claimed"
+            self._life.adopt(node, hello.session, _mark(hello))
+        if node.addresses != hello.addresses:
+            office.run.forget_plans()
+        node.name, node.software, node.addresses = hello.name, hello.software, hello.addresses
+        node.seen_at, node.host = now, host
+        return node.state
+
+    def find(self, peer: str) -> NodeEntry | None:
+        """The node of this key, from the ledger if memory let go of it."""
+        office = self._office
         node = office.pool.nodes.get(peer)
-        others = sum(1 for each in office.pool.live(office.clock()) if each.peer != peer)
+        if node is None:
+            node = load_node(office.ledger, office.config, peer)
+            if node is not None:
+                self._remember(node)
+        return node
+
+    def _claim(self, node: NodeEntry, hello: Hello, now: float) -> bool:
+        """Whether another process than before says hello. Raises Refused where the one before goes on."""
+        if hello.session is None:
+            return False
+        try:
+            return sessions.check(node, hello.session, _mark(hello), now, self._office.config.heartbeat_seconds)
+        except Refused as refused:
+            if refused.code == "identity_live":
+                self._life.rival_refused(node)
+            raise
+
+    def _check_room(self, peer: str, host: str | None, now: float) -> None:
+        office, heartbeat = self._office, self._office.config.heartbeat_seconds
+        others = sum(1 for each in office.pool.live(now) if each.peer != peer)
         if others >= NODES_MAX:
             raise Refused(
                 "pool_full",
                 f"{others} live nodes are in this pool, which is as many as it takes; it tries again by itself",
                 FULL_SECONDS,
             )
-        self._record(peer, hello, known=node is not None)
-        if node is None:
-            node = office.pool.nodes[peer] = NodeEntry(peer, hello.name, hello.software, hello.addresses)
-        node.price = office.config.activation.price(peer, hello.price_micros_hour)
-        node.standby = bool(node.price) and peer not in office.payroll.by_peer
-        if node.addresses != hello.addresses:
-            office.run.forget_plans()
-        node.name, node.software, node.addresses = hello.name, hello.software, hello.addresses
-        node.seen_at = office.clock()
-        return node.state
+        near = (
+            each.host
+            for each in office.pool.nodes.values()
+            if each.peer != peer and each.state != "left" and each.health(now, heartbeat) != "dead"
+        )
+        check_room(host, near, office.config.admission.limits)
 
-    def _record(self, peer: str, hello: Hello, *, known: bool) -> None:
+    def _let_in(self, peer: str, hello: Hello, host: str | None, now: float) -> NodeEntry:
+        """A key that was never here. Raises Refused."""
+        office, mode = self._office, self._office.config.admission.mode
+        self._keys.check(host, now)
+        spent: list[Change] = []
+        event, why = "joined", "this pool is open to anyone"
+        if mode == "token" or (mode == "hand" and hello.token):
+            try:
+                spent, why = [_find(office, hello.token)], "it brought a join token"
+            except Refused:
+                if mode == "token":
+                    raise
+        if mode == "hand" and not spent:
+            event, why = "applied", "this pool's operator admits each new node by hand"
+            spent = self._make_room()
+        price = office.config.activation.price(peer, hello.price_micros_hour)
+        event_kind: NodeEvent = "applied" if event == "applied" else "joined"
+        moves = self._life.moves(peer, NEW, event_kind, actor=peer, reason=why, price=price)
+        self._record(peer, hello, moves=moves, changes=spent)
+        self._keys.count(host, now)
+        for change in spent:
+            if isinstance(change, Delete) and change.table == "nodes":
+                for row in change.rows:
+                    office.pool.nodes.pop(row[0], None)
+        node = NodeEntry(peer, hello.name, hello.software, hello.addresses, standing=moves.standing)
+        node.price = price
+        self._remember(node)
+        office.run.forget_plans()
+        return node
+
+    def _make_room(self) -> list[Change]:
+        """For one more that waits: the longest silent goes. Raises Refused when none is silent."""
+        office, now = self._office, self._office.clock()
+        waiting = [node for node in office.pool.nodes.values() if node.state == "applied"]
+        most = office.config.admission.applied_max
+        if len(waiting) < most:
+            return []
+        heartbeat = office.config.heartbeat_seconds
+        silent = [node for node in waiting if node.health(now, heartbeat) == "dead"]
+        if not silent:
+            raise Refused(
+                "too_many_applied",
+                f"{len(waiting)} nodes wait for the operator already; this one tries again by itself",
+                APPLIED_FULL_SECONDS,
+            )
+        gone = min(silent, key=lambda node: node.seen_at or float("-inf"))
+        log.info("%s waited for the operator and is forgotten: others wait", gone.name, extra={"peer": gone.peer})
+        numbers = range(1, gone.standing.number + 1)
+        return [
+            Delete("node_transitions", [(gone.peer, number) for number in numbers]),
+            Delete("nodes", [(gone.peer,)]),
+        ]
+
+    def _goes_on(self, node: NodeEntry, hello: Hello, price: int) -> tuple[Moves | None, list[Change]]:
+        """What a known node's hello changes: one that had left comes back; one that has applied brings a token now; a
+        volunteer asks for a price, and stands by until the scheduler calls it, or no longer does."""
+        if node.state == "left":
+            return self._life.moves(node.peer, node.standing, "returned", actor=node.peer, reason="it said hello"), []
+        if node.state == "applied" and hello.token:
+            with suppress(Refused):
+                spent = [_find(self._office, hello.token)]
+                why = "it brought a join token"
+                return self._life.moves(node.peer, node.standing, "admitted", actor=node.peer, reason=why), spent
+        if node.state == "active" and price and node.peer not in self._office.payroll.by_peer:
+            return self._life.moves(node.peer, node.standing, "released", actor=node.peer, reason="it has a price"), []
+        if node.state == "standby" and not price:
+            why = "it asks for nothing any more"
+            return self._life.moves(node.peer, node.standing, "activated", actor=node.peer, reason=why), []
+        return None, []
+
+    def _remember(self, node: NodeEntry) -> None:
+        """Keep it in memory; beyond the bound, those go that have nothing with us, the longest silent first."""
+        office = self._office
+        nodes = office.pool.nodes
+        nodes[node.peer] = node
+        while len(self._recorded) > KNOWN_MAX:
+            del self._recorded[next(iter(self._recorded))]
+        if len(nodes) <= KNOWN_MAX:
+            return
+        now, heartbeat = office.clock(), office.config.heartbeat_seconds
+        busy = {entry.peer for entry in office.run.unfinished.values()}
+        idle = [
+            each
+            for each in nodes.values()
+            if each is not node
+            and each.peer not in busy
+            and not office.run.leases.held_by(each.peer)
+            and each.health(now, heartbeat) == "dead"
+        ]
+        idle.sort(key=lambda each: each.seen_at or float("-inf"))
+        for each in idle[: len(nodes) - KNOWN_MAX + KNOWN_SPARE]:
+            del nodes[each.peer]
+
+    def _record(self, peer: str, hello: Hello, *, moves: Moves | None = None, changes: Sequence[Change] = ()) -> None:
         """Put on record what this hello says that the last one, to this process, did not. Raises Refused."""
         wall = self._office.wall()
         table = schema.nodes
-        said: dict[str, str | int] = {
+        said: dict[str, object] = {
             "role": hello.role,
             "name": hello.name,
             "software": storable(hello.software),
             "addresses": json.dumps(hello.addresses),
             "price": hello.price_micros_hour,
         }
-        if known and self._recorded.get(peer) == said:
+        mark = _mark(hello)
+        if mark is not None:
+            said["home"] = mark
+        if moves is None and self._recorded.get(peer) == said:
             log.info("%s is back: %s", hello.role, hello.name, extra={"peer": peer})
             return
-        values = {**said, "last_hello": wall}
+        values: dict[str, object] = {**said, "last_hello": wall}
+        listed: list[Change] = []
+        if moves is not None:
+            values |= moves.values
+            listed = moves.listed()
+        new = moves is not None and moves.transitions[0].from_state == "new"
         with self._office.ledger.transaction() as connection:
-            found = connection.scalar(sa.select(table.c.peer).where(table.c.peer == peer))
-            first = {"peer": peer, "state": "active", "reason": "", "first_hello": wall}
-            change: Change = update("nodes", [peer], values) if found else insert("nodes", first | values)
+            found = not new and connection.scalar(sa.select(table.c.peer).where(table.c.peer == peer))
+            if found:
+                change: Change = update("nodes", [peer], values)
+            else:
+                change = insert("nodes", FIRST | {"peer": peer, "first_hello": wall} | values)
+            action = "hello"
+            if new:
+                assert moves is not None
+                action = "node applied" if moves.standing.state == "applied" else "node admitted"
             record(
                 connection,
-                [change] if known else [_spend(connection, hello.token, wall), change],
+                [*changes, change, *listed],
                 wall=wall,
                 actor=peer,
-                action="hello" if known else "node admitted",
+                action=action,
                 subject=peer,
                 reason=hello.name,
-                kind="flow" if known else "audit",
+                kind="audit" if new else "flow",
             )
         self._recorded[peer] = said
-        log.info("%s %s %s", hello.role, "is back:" if known else "admitted:", hello.name, extra={"peer": peer})
+        log.info("%s %s %s", hello.role, f"{action[5:]}:" if new else "is back:", hello.name, extra={"peer": peer})
 
 
 def train_sampling(office: Office) -> Sampling:
@@ -218,18 +379,19 @@ def train_sampling(office: Office) -> Sampling:
     )
 
 
-def _spend(connection: sa.Connection, token: str, wall: float) -> Change:
+def _find(office: Office, token: str) -> Change:
     """The token used once, by the coordinator's time. Raises Refused."""
     if not token:
         raise Refused("token_missing", "a new node joins with a token; ask the operator for a join string")
     table = schema.tokens
-    row = connection.execute(sa.select(table).where(table.c.hash == _hash(token))).first()
+    with office.ledger.reading() as connection:
+        row = connection.execute(sa.select(table).where(table.c.hash == _hash(token))).first()
     if row is None:
         raise Refused(
             "token_unknown",
             "this coordinator made no such token; copy the join string again, whole, or ask the operator for a new one",
         )
-    if row.expires is not None and wall >= row.expires:
+    if row.expires is not None and office.wall() >= row.expires:
         raise Refused("token_expired", "the join token has expired; ask the operator for a new join string")
     if row.used >= row.quota:
         raise Refused("token_spent", "the join token is used up; ask the operator for a new join string")
@@ -238,3 +400,8 @@ def _spend(connection: sa.Connection, token: str, wall: float) -> Change:
 
 def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
+
+
+def _mark(hello: Hello) -> bytes | None:
+    """As it is kept: whoever reads the ledger cannot pass for the node's home."""
+    return None if hello.home is None else hashlib.sha256(hello.home).digest()

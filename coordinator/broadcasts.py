@@ -9,10 +9,15 @@ from echo2.p2p.errors import Refused
 from echo2.p2p.messages import NODES_MAX, ManifestReply, PeerAddress, Ticket
 from echo2.p2p.plan import build_plan
 
+from .node_states import SERVING
+
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from echo2.p2p.messages import ManifestRequest, Signed
 
     from .office import Office
+    from .pool import NodeEntry
     from .run_book import Published
 
 log = logging.getLogger(__name__)
@@ -28,8 +33,8 @@ class BroadcastDesk:
         """The manifest, the plan as it is now with the asker in it, and its ticket. Raises Refused."""
         office = self._office
         node = office.known_node(peer, request.run)
-        if node.state == "suspended":
-            raise Refused("suspended", f"suspended: {node.state_reason}"[:512], office.config.heartbeat_seconds)
+        if node.state not in SERVING:
+            raise Refused(node.state, f"{node.state}: {node.state_reason}"[:512], office.config.heartbeat_seconds)
         current = office.run.current
         if current is None:
             raise Refused("no_snapshot", "no snapshot published yet", office.config.heartbeat_seconds)
@@ -67,7 +72,7 @@ class BroadcastDesk:
                 nodes=[
                     PeerAddress(
                         peer=node.peer,
-                        addresses=() if node.peer in late else office.proved(node.peer, node.addresses),
+                        addresses=self._relays_at(node, late),
                     )
                     for node in nodes
                 ],
@@ -78,3 +83,9 @@ class BroadcastDesk:
             published.plan = office.identity.sign("plan", plan)
             published.roster = frozenset(node.peer for node in nodes)
         return published.plan
+
+    def _relays_at(self, node: NodeEntry, late: Container[str]) -> tuple[str, ...]:
+        """Where others may be sent to a node; nowhere while it has yet to show that it can be relied on."""
+        if node.peer in late or node.state == "probation":
+            return ()
+        return self._office.proved(node.peer, node.addresses)

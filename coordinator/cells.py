@@ -15,6 +15,7 @@ from echo2.p2p import postings
 
 from . import schema
 from .leases import Kind, Purpose
+from .node_states import EVENTS, STATES
 from .records import EventKind, RolloutState
 from .run_book import RunLifeState
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 _WORDS: dict[sa.Column[Any], tuple[str, ...]] = {
     schema.nodes.c.role: ("node", "learner"),
-    schema.nodes.c.state: ("active", "suspended"),
+    schema.nodes.c.state: STATES,
+    schema.nodes.c.back: STATES,
+    schema.node_transitions.c.event: EVENTS,
+    schema.node_transitions.c.from_state: ("new", *STATES),
+    schema.node_transitions.c.to_state: STATES,
     schema.runs.c.state: get_args(RunLifeState),
     schema.leases.c.kind: get_args(Kind),
     schema.rollouts.c.kind: get_args(Kind),

@@ -18,9 +18,11 @@ from echo2.tasks.catalog import with_absolute_path
 from echo2.tasks.task import TaskSpec, canonical_json
 
 from .activation_records import Rules
+from .admission_limits import Limits
 from .capacity import GAMMA
 from .money import micro_dollars
 from .pricing import Budget, CreditRates
+from .probation import WarmupRules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,6 +96,47 @@ class ActivationConfig(Settings):
             return asked
         most = micro_dollars(self.prices[peer])
         return min(asked, most) if asked else most
+
+
+class AdmissionConfig(Settings):
+    """Who may take part, what a new node has to show, and how much of the pool one place may be."""
+
+    mode: Annotated[
+        Literal["open", "token", "hand"], Field(description="open = anyone; hand = the operator admits each new node")
+    ] = "token"
+    applied_max: Annotated[
+        int, Field(ge=1, le=10_000, description="nodes that wait for the operator; those long silent make room")
+    ] = 200
+    warmup_leases: Annotated[
+        int, Field(ge=0, le=1000, description="leases of a new node's probation; 0 = no probation")
+    ] = 10
+    warmup_returned: Annotated[
+        float, Field(gt=0, le=1, description="share of them that must come back valid in time")
+    ] = 0.8
+    benchmark_tokens_per_second_min: Annotated[
+        float, Field(ge=0, le=1e9, description="of a new node's first leases, by our clock; 0 = any")
+    ] = 0.0
+    expired_share_max: Annotated[
+        float, Field(gt=0, le=1, description="of a node's last 200 leases; more unanswered ones suspend it; 1 = never")
+    ] = 0.05
+    suspension_seconds: Annotated[
+        float, Field(ge=1, le=1e8, description="of a suspension that the coordinator decides by itself")
+    ] = 3600.0
+    nodes_per_address: Annotated[int, Field(ge=1, le=10_000, description="live nodes of one IPv4, or IPv6 /64")] = 32
+    nodes_per_network: Annotated[int, Field(ge=1, le=10_000, description="live nodes of one /24, or IPv6 /48")] = 128
+    new_keys_per_hour: Annotated[
+        int, Field(ge=1, le=100_000, description="keys never seen before of one address; of one network 4 times that")
+    ] = 32
+
+    @property
+    def warmup(self) -> WarmupRules:
+        """For `probation`."""
+        return WarmupRules(self.warmup_leases, self.warmup_returned, self.benchmark_tokens_per_second_min)
+
+    @property
+    def limits(self) -> Limits:
+        """For `admission_limits`."""
+        return Limits(self.nodes_per_address, self.nodes_per_network, self.new_keys_per_hour)
 
 
 def _peer_of_a_key(text: str) -> str:
@@ -247,6 +290,7 @@ class CoordinatorConfig(StatePlace):
     score_seconds_max: Annotated[float, Field(gt=0, le=60, description="one reward's time; then it is 0")] = 2.0
     rest: RestConfig = RestConfig()
     activation: ActivationConfig = ActivationConfig()
+    admission: AdmissionConfig = AdmissionConfig()
     credit: CreditConfig = CreditConfig()
     run: RunConfig
 

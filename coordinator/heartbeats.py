@@ -13,17 +13,21 @@ from echo2.p2p.errors import Refused
 from echo2.p2p.identity import open_signed
 from echo2.p2p.messages import HeartbeatBody, HeartbeatReply, PoolNotice
 
+from . import sessions
 from .capacity import installed_quorum
 from .history import update
 from .ledger import LedgerUnavailable
+from .node_states import SERVING
 from .office import WAIT_SECONDS_MAX
 from .records import record
 
 if TYPE_CHECKING:
     from echo2.p2p.messages import Heartbeat
 
+    from .node_life import NodeLife
     from .office import Office
     from .pool import NodeEntry
+    from .run_book import Published
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +38,16 @@ REPLY_SECONDS_MAX = 5.0
 """A lease reply may still be on its way for so long when the node says that it holds nothing."""
 
 
-TWO_PROCESSES = "two processes use this node's key: the later one goes on, the earlier one is told to stop"
+GOODBYE = "stopped"
+"""What a node says of itself when it stops in order: it is not dead, it has left."""
 
 
 class HeartbeatDesk:
     """Answers heartbeats."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, life: NodeLife) -> None:
         self._office = office
+        self._life = life
 
     async def heartbeat(self, peer: str, heartbeat: Heartbeat) -> HeartbeatReply:
         """Note the sign of life, hold the reply until there is news.
@@ -50,13 +56,16 @@ class HeartbeatDesk:
         """
         office = self._office
         body = open_signed(heartbeat.body, peer, "heartbeat", HeartbeatBody)
-        node = office.known_node(peer, body.run)
+        node = office.check_known(peer, body.run)
         self._accept(node, body)
+        if body.state == GOODBYE:
+            self._life.goodbye(node)
+            return HeartbeatReply(notice=office.identity.sign("notice", self._notice(node, body)))
         self._free_forgotten_leases(node, body)
         self.note_installed()
         await self._hold(node, body)
         if body.session != node.session:
-            raise _ended()
+            raise Refused("session_ended", sessions.ENDED)
         node.seen_at = office.clock()  # it has kept the stream open all the while
         reply = self._notice(node, body)
         node.told, node.told_at = self._news(node), office.clock()
@@ -68,7 +77,7 @@ class HeartbeatDesk:
         if current is None or current.broadcast_seconds is not None or current.published_at is None:
             return
         now = office.clock()
-        live = list(office.pool.working(now))
+        live = office.pool.counted(now)
         have = sum(node.manifest_hash == current.manifest_hash for node in live)
         if not live:
             current.published_at = now  # an empty pool is no slow broadcast: the clock starts with its first node
@@ -95,29 +104,32 @@ class HeartbeatDesk:
         office.work.ring()
 
     def _accept(self, node: NodeEntry, body: HeartbeatBody) -> None:
-        if body.session != node.session:
-            if body.session in node.ended_sessions:
-                if node.last_reason != TWO_PROCESSES:
-                    log.warning("%s: %s", node.name, TWO_PROCESSES, extra={"peer": node.peer})
-                node.last_reason = TWO_PROCESSES
-                raise _ended()
-            if node.session is not None:
-                node.ended_sessions.append(node.session)
-                self._release(node, "it was started anew")
-            node.session, node.told, node.idle_since = body.session, None, None
-            self._office.news.ring()  # the process before it may hold a heartbeat: it is to learn that it is not alone
-        elif body.sequence <= node.sequence:
+        office, now = self._office, self._office.clock()
+        self._claim(node, body.session, now)
+        if body.sequence <= node.sequence:
             # Signed by its sender all the same, and without effect. An honest node gives a held heartbeat up for its
             # next one, on another stream: which of the two is read first is the network's choice.
             raise Refused("heartbeat_old", f"heartbeat {node.sequence} of this session is here already", 0.0)
+        node.seen_at = now
         node.sequence = body.sequence
         self._office.measures.heartbeats_received += 1
         node.says = body.state
         node.epoch, node.version, node.manifest_hash = body.epoch, body.version, body.manifest_hash
         node.tokens_per_second = body.tokens_per_second
-        late = [peer for peer in body.late if peer in self._office.pool.nodes]
-        self._office.lateness.said(node.peer, late, (body.epoch, body.version or 0), self._office.clock())
-        self._office.relays.credit(self._office, node.peer, body.relayed)
+        late = [peer for peer in body.late if peer in office.pool.nodes]
+        office.lateness.said(node.peer, late, (body.epoch, body.version or 0), now)
+        office.relays.credit(office, node.peer, body.relayed)
+
+    def _claim(self, node: NodeEntry, session: bytes, now: float) -> None:
+        """The session is the live one from now on. Raises Refused."""
+        try:
+            anew = sessions.check(node, session, None, now, self._office.config.heartbeat_seconds)
+        except Refused as refused:
+            if refused.code == "identity_live":
+                self._life.rival_refused(node)
+            raise
+        if anew:
+            self._life.adopt(node, session, None)
 
     def _free_forgotten_leases(self, node: NodeEntry, body: HeartbeatBody) -> None:
         """Leases whose reply never arrived: the node says twice that it holds and spools nothing."""
@@ -130,10 +142,10 @@ class HeartbeatDesk:
             self._release(node, "it never got them", granted_before=before)
         node.idle_since = now
 
-    def _release(self, node: NodeEntry, why: str, granted_before: float = float("inf")) -> None:
+    def _release(self, node: NodeEntry, why: str, granted_before: float) -> None:
         office = self._office
         released = office.run.leases.release_peer(node.peer, granted_before)
-        office.note_ended(released, f"released: {why}")
+        office.note_ended(released, f"released: {why}", "gone")
         if released:
             office.note_holding(node.peer)
             office.work.ring()
@@ -152,18 +164,24 @@ class HeartbeatDesk:
         """When the reply has news: at once, or a while after the same was said; inf when there is none."""
         if self._news(node) != node.told:
             return now
-        current = self._office.run.current
+        current = self._current(node)
         if current is not None and body.manifest_hash != current.manifest_hash:
             return node.told_at + SAME_NEWS_SECONDS
         return float("inf")
 
     def _news(self, node: NodeEntry) -> tuple[object, ...]:
-        run = self._office.run
-        return run.current.manifest_hash if run.current else None, run.state, node.state
+        current = self._current(node)
+        warned = bool(sessions.warning(node, self._office.clock()))
+        return current.manifest_hash if current else None, self._office.run.state, node.standing, warned
+
+    def _current(self, node: NodeEntry) -> Published | None:
+        """The newest snapshot, for a node that may have it."""
+        return self._office.run.current if node.state in SERVING else None
 
     def _notice(self, node: NodeEntry, body: HeartbeatBody) -> PoolNotice:
-        run = self._office.run
-        current = run.current
+        office, run = self._office, self._office.run
+        current = self._current(node)
+        expires = node.standing.expires
         return PoolNotice(
             run=run.name,
             run_state=run.state,
@@ -174,9 +192,10 @@ class HeartbeatDesk:
             version=current.manifest.version if current else None,
             manifest_hash=current.manifest_hash if current else None,
             node_state=node.state,
-            coordinator_time_seconds=self._office.wall(),
+            coordinator_time_seconds=office.wall(),
+            node_reason=node.state_reason[:512],
+            node_expires_seconds=None if expires is None else min(max(expires - office.wall(), 0.0), 1e9),
+            warmup_returned=node.probation.returned if node.state == "probation" else 0,
+            warmup_leases=office.config.admission.warmup_leases if node.state == "probation" else 0,
+            warning=sessions.warning(node, office.clock()),
         )
-
-
-def _ended() -> Refused:
-    return Refused("session_ended", "another process has gone on with this key since; stop one of the two")

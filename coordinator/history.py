@@ -31,6 +31,7 @@ State = dict[str, dict[tuple[Any, ...], Row]]
 KEYS: dict[str, tuple[str, ...]] = {
     "tokens": ("hash",),
     "nodes": ("peer",),
+    "node_transitions": ("peer", "number"),
     "runs": ("run",),
     "manifests": ("run", "epoch", "version"),
     "leases": ("lease_id",),

@@ -13,6 +13,8 @@ from echo2.p2p.messages import ReceiptBatch, ReceiptsReply, SliceAck, SubmitRepl
 from . import records
 from .intake import ITEM_BYTES, Rejection, SliceRules, check_owner, check_slice
 from .leases import LeaseEntry, LeaseState
+from .node_states import DELIVERING
+from .office import waits_for_the_operator
 from .prompts import Unopened
 from .records import RolloutEntry
 from .run_book import ENDED
@@ -47,6 +49,7 @@ class _Delivery:
     lease: LeaseEntry
     accepted: list[int]
     rejection: Rejection | None
+    tokens: int
 
 
 class IntakeDesk:
@@ -62,6 +65,8 @@ class IntakeDesk:
         await office.open_prompts(self._leased(request))
         if node.state == "suspended":
             raise Refused("suspended", f"suspended: {node.state_reason}"[:512], SUSPENDED_RETRY_SECONDS)
+        if node.state not in DELIVERING:
+            raise waits_for_the_operator()
         changes = office.changes()
         deliveries: dict[bytes, _Delivery] = {}
         taken: set[tuple[str, int, int]] = set()
@@ -137,7 +142,8 @@ class IntakeDesk:
             rejection = check_slice(received, self._rules(lease))
         elif in_time:
             in_time = self._is_whole(received, lease)
-        deliveries[received.lease_id] = _Delivery(lease, [] if rejection else accepted, rejection)
+        tokens = sum(len(rollout.tokens) // ITEM_BYTES for rollout in received.rollouts)
+        deliveries[received.lease_id] = _Delivery(lease, [] if rejection else accepted, rejection, tokens)
         contents = {rollout.sample: rollout for rollout in received.rollouts} if not rejection else {}
         for sample, outcome in outcomes.items():
             late = unaffordable or (self._late(lease) if outcome == "late" else "")
@@ -230,6 +236,7 @@ class IntakeDesk:
         book = office.run.leases
         returned: list[str] = []
         for delivery in deliveries.values():
+            self._prove(node, delivery, now)
             short_id = short(delivery.lease.lease_id)
             if delivery.rejection is not None:
                 book.reject(delivery.lease)
@@ -251,6 +258,21 @@ class IntakeDesk:
         office.note_holding(node.peer)
         office.arrivals.ring()
         office.work.ring()
+
+    def _prove(self, node: NodeEntry, delivery: _Delivery, now: float) -> None:
+        """Its probation, and how reliable it is, before the lease's state changes."""
+        lease, in_time = delivery.lease, delivery.lease.state is LeaseState.OUT
+        node.window.note_returned(lease.lease_id, in_time=in_time)
+        if node.state == "probation":
+            node.probation = node.probation.came_back(
+                lease.lease_id,
+                samples=lease.span.count,
+                tokens=delivery.tokens,
+                in_time=in_time,
+                valid=delivery.rejection is None,
+                now=now,
+            )
+            node.unrecorded = True
 
     def _rules(self, lease: LeaseEntry) -> SliceRules:
         prompts = self._office.prompts

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from echo2.p2p.messages import LeaseRequest
 
     from .leases import Kind
+    from .node_states import NodeState
     from .office import Office
     from .pool import NodeEntry
 
@@ -37,6 +38,16 @@ REPLY_PROMPT_BYTES_MAX = 6 << 20
 
 OPENED_AHEAD = 32
 """Episodes whose openings are fetched at once, in order of their ordinals: a fraction of a second of the worker."""
+
+NO_LEASES: dict[NodeState, str] = {
+    "applied": "applied: the operator has yet to admit this node",
+    "standby": "standing by: the pool makes enough without this node; it is called when it does not",
+    "draining": "draining: {}",
+    "suspended": "suspended: {}",
+    "banned": "banned: {}",
+    "left": "left: {}",
+}
+"""Why a node of these states is given none; {} is the reason of the state."""
 
 UNUSABLE_MAX = 1000
 """Prompts in a row that do not fit the context before a request gives up: the task and the model do not match."""
@@ -73,16 +84,18 @@ class LeaseDesk:
         """Give back what is overdue, and what dead nodes hold."""
         office, now = self._office, self._office.clock()
         gone = office.run.leases.expire(now)
-        office.note_ended(gone, "expired")
+        for lease in gone:  # one that ended early did so for our reasons: its version is too old, or lost
+            office.note_ended([lease], "expired", "late" if lease.expires_at <= now else "none")
         for node in office.pool.nodes.values():
             if node.seen_at is not None and node.health(now, office.config.heartbeat_seconds) == "dead":
                 released = office.run.leases.release_peer(node.peer)
-                office.note_ended(released, "released: its node is dead")
+                office.note_ended(released, "released: its node is dead", "gone")
                 gone += released
         for lease in gone:
             office.note_holding(lease.peer)
-            node = office.pool.nodes[lease.peer]
-            node.last_reason = f"a lease of version {lease.version} expired"
+            found = office.pool.nodes.get(lease.peer)
+            if found is not None:
+                found.last_reason = f"a lease of version {lease.version} expired"
         if gone:
             office.work.ring()
         office.record_ended()
@@ -97,18 +110,12 @@ class LeaseDesk:
         office = self._office
         run = office.run
         published = run.manifests.get(request.manifest_hash)
-        if node.state == "suspended":
-            return (), f"suspended: {node.state_reason}", float("inf")
+        if node.state in NO_LEASES:
+            return (), NO_LEASES[node.state].format(node.state_reason), float("inf")
         if run.state in ENDED:
             return (), f"the run is {run.state}", float("inf")
         if run.state == "paused":
             return (), f"the run is paused: {run.reason}", float("inf")
-        if node.standby:
-            return (
-                (),
-                "standing by: the pool makes enough without this node; it is called when it does not",
-                float("inf"),
-            )
         if run.current is None:
             return (), "no snapshot published yet", float("inf")
         if published is None:
@@ -140,10 +147,12 @@ class LeaseDesk:
         return leases, "", now
 
     def _samples_allowed(self, node: NodeEntry, now: float) -> int:
-        """L = samples / mu_i <= 0.5 T_train, over all that the node holds."""
-        return capacity.lease_samples_max(
-            mu=node.meter.rate(now), t_train=self._office.t_train(), samples_unmeasured=self._office.config.run.n
+        """L = samples / mu_i <= 0.5 T_train, over all that the node holds; in probation never more than a group."""
+        unmeasured = self._office.config.run.n
+        allowed = capacity.lease_samples_max(
+            mu=node.meter.rate(now), t_train=self._office.t_train(), samples_unmeasured=unmeasured
         )
+        return min(allowed, unmeasured) if node.state == "probation" else allowed
 
     def _propose(self, node: NodeEntry, version: int, samples: int) -> Proposal:
         """What to lease, with prompts that fit the model's context; those that do not are given up, on record."""
@@ -151,7 +160,7 @@ class LeaseDesk:
         run = office.run
         assert run.version is not None, "a snapshot is published"
         depth = office.pacing_depth()
-        nodes = sum(1 for _ in office.pool.working(office.clock()))
+        nodes = len(office.pool.counted(office.clock()))
         for _ in range(UNUSABLE_MAX):
             proposal = run.leases.propose(
                 peer=node.peer, version=version, newest=run.version, samples_max=samples, depth=depth, nodes=nodes
@@ -230,6 +239,9 @@ class LeaseDesk:
         told = f"{len(entries)} leases of version {version} for {node.name}"
         tell(log, logging.INFO, "leases_granted", "%s", told, peer=node.peer, leases=granted)
         office.payroll.grant(entries, duration)
+        if node.state == "probation":
+            ids = [entry.lease_id for entry in entries]
+            node.probation = node.probation.granted(ids, now, office.config.admission.warmup)
         office.note_holding(node.peer)
         return tuple(self._order(entry, duration) for entry in entries)
 

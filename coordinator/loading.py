@@ -7,7 +7,8 @@ scored again. Nothing acknowledged is lost, and nothing is counted twice.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -20,8 +21,10 @@ from . import accounts, records, schema
 from .cells import check, check_cell, sound, texts
 from .history import insert
 from .leases import LeaseBook, LeaseEntry, LeaseRules
+from .node_states import WITHDRAWING, Standing
 from .payroll import Payroll, load_payroll
-from .pool import NodeEntry, Pool, Tally
+from .pool import KNOWN_MAX, NodeEntry, Pool, Tally
+from .probation import Benchmark, Probation
 from .run_book import EvaluationProgress, Published, RunBook
 from .slots import Span
 
@@ -48,31 +51,65 @@ UNFINISHED_COLUMNS = (
 )
 """What `RolloutEntry` has as the ledger has it."""
 
+IS_NODE = schema.nodes.c.role != "learner"
+
 
 def load_pool(ledger: Ledger, config: CoordinatorConfig) -> Pool:
-    """Every admitted node; none has been heard of yet."""
+    """The nodes that said hello last, and all that have rollouts with us; none has been heard of yet."""
     pool = Pool(config.heartbeat_seconds)
     table, rollouts = schema.nodes, schema.rollouts
     with ledger.reading() as connection, ledger.loading(table):
-        last = sa.select(rollouts.c.peer, sa.func.max(rollouts.c.receipt_sequence))
-        found = connection.execute(last.where(rollouts.c.run == config.run.name).group_by(rollouts.c.peer))
-        receipts = {peer: sequence for peer, sequence in found if sequence is not None}
-        for sequence in receipts.values():
-            check_cell(rollouts.c.receipt_sequence, sequence)
-        for row in sound(connection.execute(sa.select(table).where(table.c.role != "learner")), table):
-            price = config.activation.price(row.peer, row.price)
-            pool.nodes[row.peer] = NodeEntry(
-                row.peer,
-                row.name,
-                row.software,
-                texts(row.addresses),
-                state=row.state,
-                state_reason=row.reason,
-                receipt_sequence=receipts.get(row.peer, 0),
-                price=price,
-                standby=bool(price),  # until the scheduler says who works
-            )
+        latest = sa.select(table.c.peer).where(IS_NODE).order_by(table.c.last_hello.desc()).limit(KNOWN_MAX)
+        busy = sa.select(rollouts.c.peer).where(rollouts.c.run == config.run.name, records.UNFINISHED)
+        some = sa.or_(table.c.peer.in_(latest), table.c.peer.in_(busy))
+        for node in _nodes(connection, config, some):
+            pool.nodes[node.peer] = node
     return pool
+
+
+def load_node(ledger: Ledger, config: CoordinatorConfig, peer: str) -> NodeEntry | None:
+    """One that memory let go of; None when there never was one."""
+    with ledger.reading() as connection, ledger.loading(schema.nodes):
+        return next(iter(_nodes(connection, config, schema.nodes.c.peer == peer)), None)
+
+
+def _nodes(connection: sa.Connection, config: CoordinatorConfig, some: sa.ColumnElement[bool]) -> list[NodeEntry]:
+    table, moves, rollouts = schema.nodes, schema.node_transitions, schema.rollouts
+    wanted = sa.select(table.c.peer).where(IS_NODE, some)
+    last = sa.select(rollouts.c.peer, sa.func.max(rollouts.c.receipt_sequence))
+    ours = last.where(rollouts.c.run == config.run.name, rollouts.c.peer.in_(wanted))
+    receipts = {peer: number for peer, number in connection.execute(ours.group_by(rollouts.c.peer)) if number}
+    for sequence in receipts.values():
+        check_cell(rollouts.c.receipt_sequence, sequence)
+    newest = sa.select(moves.c.peer, sa.func.max(moves.c.number).label("number")).where(moves.c.peer.in_(wanted))
+    top = newest.group_by(moves.c.peer).subquery()
+    is_top = sa.and_(moves.c.peer == top.c.peer, moves.c.number == top.c.number)
+    made = {row.peer: row for row in sound(connection.execute(sa.select(moves).join(top, is_top)), moves)}
+    order = (table.c.first_hello, table.c.peer)
+    found = connection.execute(sa.select(table).where(IS_NODE, some).order_by(*order))
+    return [_node(row, made.get(row.peer), receipts.get(row.peer, 0), config) for row in sound(found, table)]
+
+
+def _node(row: Any, move: Any, receipt_sequence: int, config: CoordinatorConfig) -> NodeEntry:
+    standing = Standing(row.state, back=row.back, reason=row.reason)
+    if move is not None:
+        standing = replace(
+            standing, event=move.event, actor=move.actor, since=move.wall, expires=move.expires, number=move.number
+        )
+    measured = None
+    if row.benchmark_rollouts is not None and row.benchmark_tokens is not None:
+        measured = Benchmark(row.benchmark_rollouts, row.benchmark_tokens)
+    return NodeEntry(
+        row.peer,
+        row.name,
+        row.software,
+        texts(row.addresses),
+        standing=standing,
+        home=row.home,
+        probation=Probation(row.warmup_returned, row.warmup_failed, benchmark=measured),
+        receipt_sequence=receipt_sequence,
+        price=config.activation.price(row.peer, row.price),
+    )
 
 
 def load_run(
@@ -235,7 +272,7 @@ def _load_rollouts(connection: sa.Connection, run: RunBook, pool: Pool) -> None:
             run.held.append(entry)
     for entry in sorted((entry for entry in unfinished if entry.state == "admitted"), key=lambda e: e.sequence):
         run.admitted[entry.sequence] = entry
-        if pool.nodes[entry.peer].state == "suspended":
+        if pool.nodes[entry.peer].standing.event in WITHDRAWING:
             run.withdraw[entry.lease_id, entry.sample] = False
 
 

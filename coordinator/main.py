@@ -121,6 +121,19 @@ def token_create(
     print(JoinString(peer=peer, addresses=addresses, token=token, run=settings.run.name))
 
 
+@app.command()
+def join(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
+    """Print the join string without a token, for a pool that is open or whose nodes are admitted by hand."""
+    settings = load_config(config)
+    if settings.admission.mode == "token":
+        raise ConfigurationError(
+            'this pool lets nodes in by token: use `echo2-coordinator token create`, or set mode = "open" or "hand" '
+            "under [admission]"
+        )
+    peer, addresses = load_or_create_identity(settings.identity_path).peer_id, known_addresses(settings)
+    print(JoinString(peer=peer, addresses=addresses, token="", run=settings.run.name))
+
+
 @token_app.command("list")
 def token_list(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
     """Print every token made: the start of its hash, how often it was used, until when it counts."""

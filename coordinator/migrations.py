@@ -210,5 +210,38 @@ def _money(op: Operations) -> None:
     )
 
 
-STEPS: dict[int, Callable[[Operations], None]] = {3: _log_and_postings, 4: _money}
+def _node_states(op: Operations) -> None:
+    """A node has a history of states, and a probation; those that are known have passed it."""
+    from .history import Update, encode
+
+    connection = op.get_bind()
+    new: dict[str, Any] = {"home": None, "back": "active", "warmup_returned": 0, "warmup_failed": 0}
+    op.add_column("nodes", sa.Column("home", sa.LargeBinary(32)))
+    op.add_column("nodes", sa.Column("back", sa.String(16), nullable=False, server_default="active"))
+    for name in ("warmup_returned", "warmup_failed"):
+        op.add_column("nodes", sa.Column(name, sa.Integer, nullable=False, server_default="0"))
+    for name in ("benchmark_rollouts", "benchmark_tokens"):
+        op.add_column("nodes", sa.Column(name, sa.Float))
+        new[name] = None
+    states = ("event", "from_state", "to_state")
+    op.create_table(
+        "node_transitions",
+        sa.Column("peer", sa.String(64), nullable=False),
+        sa.Column("number", sa.Integer, nullable=False),
+        *(sa.Column(name, sa.String(16), nullable=False) for name in states),
+        sa.Column("actor", sa.String(64), nullable=False),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("wall", sa.Float, nullable=False),
+        sa.Column("expires", sa.Float),
+        sa.PrimaryKeyConstraint("peer", "number"),
+    )
+    peers = connection.scalars(sa.text("SELECT peer FROM nodes ORDER BY peer")).all()
+    if peers:  # the log tells the tables again: it has to know of the new columns
+        body = encode([Update("nodes", tuple(new), [[peer, *new.values()] for peer in peers])])
+        values = {"wall": 0.0, "actor": "coordinator", "action": "state recorded", "subject": "nodes"}
+        events = sa.table("events", *map(sa.column, (*values, "reason", "kind", "body")))
+        connection.execute(sa.insert(events).values(**values, reason="nodes have states", kind="flow", body=body))
+
+
+STEPS: dict[int, Callable[[Operations], None]] = {3: _log_and_postings, 4: _money, 5: _node_states}
 """By the version that each leads to."""

@@ -11,6 +11,7 @@ import trio
 
 from echo2.p2p.errors import Refused
 from echo2.p2p.log_lines import shorts, tell
+from echo2.p2p.words import time_left
 
 from . import capacity
 from .balances import Balances
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from .config import CoordinatorConfig
     from .leases import Kind, LeaseEntry
+    from .probation import Fault
     from .prompts import PromptBook
     from .run_book import RunBook
 
@@ -42,6 +44,9 @@ WAIT_SECONDS_MAX = 30.0
 
 WAIT_SECONDS_MIN = 0.001
 """Shortest wait: "until the deadline" may come out as 1e-16 s, and a loop that waits so long stands still in time."""
+
+APPLIED_RETRY_SECONDS = 60.0
+"""When a node that waits for the operator may ask again for what it does not get."""
 
 
 class Bell:
@@ -132,13 +137,27 @@ class Office:
         return Settlement(self.payroll, self.clock())
 
     def known_node(self, peer: str, run: str) -> NodeEntry:
-        """The asker, an admitted node of this run; it is alive. Raises Refused."""
-        self.check_run(run)
-        node = self.pool.nodes.get(peer)
-        if node is None:
-            raise _hello_first()
+        """The asker, a node of this run that has said hello; it is alive. Raises Refused."""
+        node = self.check_known(peer, run)
         node.seen_at = self.clock()
         return node
+
+    def check_known(self, peer: str, run: str) -> NodeEntry:
+        """The same, without taking its request for a sign of life."""
+        self.check_run(run)
+        node = self.pool.nodes.get(peer)
+        if node is None or node.state == "left":
+            raise _hello_first()
+        if node.state == "banned":
+            raise self.banned(node)
+        return node
+
+    def banned(self, node: NodeEntry) -> Refused:
+        """What a banned node is told."""
+        until, left = "", node.standing.expires
+        if left is not None:
+            until = f" for {time_left(left - self.wall())} more"
+        return Refused("banned", f"the operator has banned this node{until}: {node.state_reason}"[:512])
 
     def known_learner(self, peer: str, run: str) -> None:
         """The asker is the run's learner. Raises Refused."""
@@ -150,11 +169,16 @@ class Office:
 
     def stranger(self, peer: str) -> Refused | None:
         """Why `peer`, neither an admitted node nor the learner, may send only what hello needs. Changes nothing."""
-        return None if peer in self.pool.nodes or peer == self.config.run.learner else _hello_first()
+        return None if peer == self.config.run.learner else self.not_a_node(peer)
 
     def not_a_node(self, peer: str) -> Refused | None:
         """The same of whoever is no admitted node."""
-        return None if peer in self.pool.nodes else _hello_first()
+        node = self.pool.nodes.get(peer)
+        if node is None:
+            return _hello_first()
+        if node.state == "applied":
+            return waits_for_the_operator()
+        return self.banned(node) if node.state == "banned" else None
 
     def not_the_learner(self, peer: str) -> Refused | None:
         """The same of whoever is not the run's learner."""
@@ -173,13 +197,21 @@ class Office:
         if node is not None:
             node.meter.hold(bool(self.run.leases.held_by(peer)), self.clock())
 
-    def note_ended(self, leases: Iterable[LeaseEntry], why: str) -> None:
+    def note_ended(self, leases: Iterable[LeaseEntry], why: str, fault: Fault) -> None:
         """Leases that were given up, to be put on record (`record_ended`)."""
+        now = self.clock()
         by_peer: dict[str, list[bytes]] = {}
         for lease in leases:
             self.ended[lease.lease_id] = why
             self.measures.lease_ended(why)
             by_peer.setdefault(lease.peer, []).append(lease.lease_id)
+            node = self.pool.nodes.get(lease.peer)
+            if node is None:
+                continue
+            if node.state == "probation":
+                node.probation = node.probation.lost(lease.lease_id, fault)
+                node.unrecorded = True
+            node.window.note_lost(lease.lease_id, fault, now)
         for peer, ended in by_peer.items():
             kind = why.partition(":")[0]
             name = self.pool.nodes[peer].name if peer in self.pool.nodes else peer
@@ -229,3 +261,8 @@ class Office:
 
 def _hello_first() -> Refused:
     return Refused("hello_first", "this coordinator does not know you yet; say hello with a join token", 0.0)
+
+
+def waits_for_the_operator() -> Refused:
+    """What a node that has applied is told when it asks for more than to wait."""
+    return Refused("applied", "the operator has yet to admit this node; it waits", APPLIED_RETRY_SECONDS)

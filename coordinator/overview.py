@@ -28,6 +28,12 @@ SERIES_STEPS = 500
 LEARNER_LATE_SECONDS = 60.0
 """A learner that has asked for nothing so long is shown as away: it asks at least every half minute."""
 
+EXPLAINED = frozenset({"applied", "draining", "suspended", "banned"})
+"""States that are why a node gets no leases."""
+
+ALWAYS_COUNTED = frozenset({"suspended", "banned", "left"})
+"""States in which nobody expects to hear of a node: it is not dead."""
+
 COUNTED = ("held", "admitted", "consumed", "stale", "withdrawn", "rejected", "duplicate")
 
 
@@ -59,6 +65,11 @@ class Overview:
             nodes_dead=health["dead"],
             nodes_suspended=health["suspended"],
             nodes_standby=health["standby"],
+            nodes_applied=health["applied"],
+            nodes_probation=health["probation"],
+            nodes_draining=health["draining"],
+            nodes_banned=health["banned"],
+            nodes_left=health["left"],
             mu_pool=office.pool.mu(now),
             mu_min=least,
             mu_target=capacity.mu_target(least, office.config.activation.gamma),
@@ -127,10 +138,10 @@ class Overview:
 
     def _standing(self, node: NodeEntry, now: float) -> str:
         """What a node is counted as: it is one of these."""
-        if node.state == "suspended":
-            return "suspended"
+        if node.state in ALWAYS_COUNTED:
+            return node.state
         health = node.health(now, self._office.pool.heartbeat_seconds)
-        return "standby" if node.standby and health != "dead" else health
+        return health if node.state == "active" or health == "dead" else node.state
 
     def _node(self, node: NodeEntry, now: float) -> NodeView:
         office = self._office
@@ -142,6 +153,7 @@ class Overview:
         proved = office.proved(node.peer, node.addresses)
         engaged = office.payroll.of(node.peer)
         resting = f"resting {node.rest_until - now:.0f} s: " if now < node.rest_until else ""
+        proving, measured = node.state == "probation", node.probation.benchmark
         return NodeView(
             peer=node.peer,
             name=node.name,
@@ -150,6 +162,16 @@ class Overview:
             reachable=bool(proved),
             state=node.state,
             state_reason=node.state_reason,
+            state_since=node.standing.since,
+            state_expires=node.standing.expires,
+            state_by=node.standing.actor,
+            warmup_returned=node.probation.returned if proving else 0,
+            warmup_failed=node.probation.failed if proving else 0,
+            warmup_leases=office.config.admission.warmup_leases if proving else 0,
+            benchmark_rollouts_per_second=None if measured is None else measured.rollouts_per_second,
+            benchmark_tokens_per_second=None if measured is None else measured.tokens_per_second,
+            leases_judged=len(node.window),
+            leases_unanswered=node.window.lost,
             health=node.health(now, office.pool.heartbeat_seconds),
             last_seen_seconds=None if node.seen_at is None else now - node.seen_at,
             node_says=node.says,
@@ -170,7 +192,7 @@ class Overview:
             evaluated=counts["eval evaluated"],
             rollouts=train,
             protocol_errors=errors,
-            reason=resting + (node.state_reason if node.state == "suspended" else node.last_reason),
+            reason=resting + (node.state_reason if node.state in EXPLAINED else node.last_reason),
         )
 
 

@@ -14,13 +14,16 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from .capacity import RateMeter
+from .node_states import SERVING, Standing
+from .probation import LeaseWindow, Probation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .node_states import NodeState
     from .views import Health
 
 LATE_HEARTBEATS = 1.5
@@ -35,11 +38,16 @@ REST_SECONDS_FIRST = 30.0
 REST_SECONDS_MAX = 3600.0
 """Doubles with every further refusal; a node that was mended finds out within the hour, or at once after a restart."""
 
+KNOWN_MAX = 10_000
+"""Nodes kept in memory; beyond, those go that are silent and have nothing with us. The ledger has them."""
+
 SESSIONS_REMEMBERED = 16
 """Ended sessions of one key: a heartbeat of one of them is a replay, or a second machine with the same key."""
 
 COMPLAINTS_PEERS_MAX = 1024
 """Peers whose protocol errors are counted; the longest quiet is forgotten. Peer ids cost an attacker nothing."""
+
+ACTIVE, UNPROVED = Standing("active"), Probation()
 
 
 @dataclass(slots=True)
@@ -50,11 +58,22 @@ class NodeEntry:
     name: str
     software: str
     addresses: tuple[str, ...]
-    state: Literal["active", "suspended"] = "active"
-    state_reason: str = ""
+    standing: Standing = ACTIVE
+    probation: Probation = UNPROVED
+    window: LeaseWindow = field(default_factory=LeaseWindow)
+    """How its last leases ended, as far as this process gave them."""
+    unrecorded: bool = False
+    """Its probation has gone on since it was last written."""
+    host: str | None = None
+    """The IP address it said hello from; None where it is not known."""
     seen_at: float | None = None
     session: bytes | None = None
-    sequence: int = 0
+    home: bytes | None = None
+    """SHA-256 of the mark of the folder it runs in, as its last hello with one said."""
+    sequence: int = -1
+    rival_at: float | None = None
+    """When a second process with its key was last refused."""
+    rival: str = ""
     ended_sessions: deque[bytes] = field(default_factory=lambda: deque(maxlen=SESSIONS_REMEMBERED))
     told: tuple[object, ...] | None = None
     """What the last heartbeat reply of this session said, and when."""
@@ -73,8 +92,22 @@ class NodeEntry:
     rest_until: float = float("-inf")
     price: int = 0
     """Micro-dollars an hour that it would be activated at; 0 for a volunteer."""
-    standby: bool = False
-    """It has a price and is not activated: it is given no leases, and counts for no rate and no quorum."""
+
+    @property
+    def state(self) -> NodeState:
+        """See `node_states`."""
+        assert self.standing.state != "new", "a node in the pool was let in"
+        return self.standing.state
+
+    @property
+    def state_reason(self) -> str:
+        """Why."""
+        return self.standing.reason
+
+    @property
+    def standby(self) -> bool:
+        """It has a price and is not activated: it is given no leases, and counts for no rate and no quorum."""
+        return self.standing.state == "standby"
 
     def health(self, now: float, heartbeat_seconds: float) -> Health:
         """See the table above."""
@@ -111,26 +144,35 @@ class Pool:
         self.nodes: dict[str, NodeEntry] = {}
 
     def live(self, now: float) -> Iterator[NodeEntry]:
-        """Active nodes that are not dead and, by their own word, are not away."""
+        """Nodes that take part, are not dead and, by their own word, are not away."""
         for node in self.nodes.values():
-            active = node.state == "active" and node.says not in AWAY
-            if active and node.health(now, self.heartbeat_seconds) != "dead":
+            here = node.state in SERVING and node.says not in AWAY
+            if here and node.health(now, self.heartbeat_seconds) != "dead":
                 yield node
 
     def working(self, now: float) -> Iterator[NodeEntry]:
-        """Live nodes that do not stand by."""
-        return (node for node in self.live(now) if not node.standby)
+        """Live nodes that are active: what others may count on."""
+        return (node for node in self.live(now) if node.state == "active")
+
+    def counted(self, now: float) -> list[NodeEntry]:
+        """The working ones; while there is none, those in probation, or a new pool would be none."""
+        live = list(self.live(now))
+        return [node for node in live if node.state == "active"] or [n for n in live if n.state == "probation"]
 
     def nobody(self, now: float) -> str:
         """Why no node can be counted on, in the nodes' own words; empty when one can."""
         says = Counter(
             node.says
             for node in self.nodes.values()
-            if node.state == "active" and not node.standby and node.health(now, self.heartbeat_seconds) != "dead"
+            if node.state in {"active", "probation"} and node.health(now, self.heartbeat_seconds) != "dead"
         )
         if not says:
             standby = sum(node.standby for node in self.live(now))
-            return f"{standby} live nodes, all of them standing by" if standby else "no live node in the pool"
+            if standby:
+                return f"{standby} live nodes, all of them standing by"
+            applied = sum(node.state == "applied" for node in self.nodes.values())
+            waiting = f"; {applied} nodes wait for the operator to admit them" if applied else ""
+            return f"no live node in the pool{waiting}"
         if any(word not in AWAY and word != STALLED for word in says):
             return ""
         return (

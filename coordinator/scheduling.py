@@ -5,7 +5,8 @@ A node that stands by keeps its snapshots up to date, so it can begin at once, a
 when it is released it may finish. Each activation of a paid node has an account (`payroll`), opened and released in the
 transaction that records the decision: over a restart of the coordinator the accounts say who works, at which price and
 mu. Which free nodes worked, whose mind was changed lately and the last decisions, in words, are remembered from the
-audit log (`scheduler_memory`).
+audit log (`scheduler_memory`). A node in probation is neither activated nor
+counted.
 
 | what is given     | from                                                                                  |
 |-------------------|---------------------------------------------------------------------------------------|
@@ -32,7 +33,12 @@ from .run_book import ENDED
 from .scheduler_memory import last_changes, told_decisions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .activation_records import Action, Decision
+    from .node_life import NodeLife
+    from .node_records import Moves
+    from .node_states import NodeEvent
     from .office import Office
     from .payroll import Settlement
 
@@ -53,12 +59,18 @@ ACTIONS: dict[Action, str] = {"activate": ACTIVATED, "release": RELEASED, "none"
 class Scheduler:
     """Looks at the pool now and then."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, life: NodeLife) -> None:
+        """Raises LedgerUnavailable."""
         self._office = office
+        self._life = life
         self._rules = office.config.activation.rules()
         self._before: list[dict[str, Any]] = []
         self._state = self._recalled()
-        self._apply()
+        moves = self._moves(self._state)
+        pay = office.settlement()
+        self._record((), moves, self._state, pay)
+        pay.apply()
+        self._life.apply(moves)
         self._next_at = float("-inf")
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_REMEMBERED)
 
@@ -91,19 +103,20 @@ class Scheduler:
         if now < self._next_at or office.run.state == "paused":
             return
         self._next_at = now + self._rules.period_seconds / LOOKS_PER_PERIOD
-        if not any(node.price for node in office.pool.nodes.values()) and not office.payroll.by_peer:
+        if not any(node.price or node.standby for node in office.pool.nodes.values()) and not office.payroll.by_peer:
             return
         pay = office.settlement()
         try:
             state, decisions = step(self._still_meant(), self._seen(now), now, self._rules)
-            self._record(decisions, state, pay)
+            moves = self._moves(state, decisions)
+            self._record(decisions, moves, state, pay)
         except LedgerUnavailable as error:
             log.warning("nobody is activated or released: %s", error)
             return
         pay.apply()
         self._state = state
         self.decisions.extend(decisions)
-        self._apply()
+        self._life.apply(moves)
 
     def _still_meant(self) -> State:
         """Without nodes that have turned from volunteers to paid ones, or back, since they were activated."""
@@ -121,7 +134,7 @@ class Scheduler:
         candidates = tuple(
             Candidate(node.peer, node.meter.rate(now), node.price, node.peer in live)
             for node in office.pool.nodes.values()
-            if node.state == "active"
+            if (node.standing.back if node.state == "left" else node.state) in {"active", "standby"}
         )
         return Look(candidates, () if office.run.state in ENDED else (self._need(),))
 
@@ -162,10 +175,10 @@ class Scheduler:
                 changed = True
         return changed
 
-    def _record(self, decisions: tuple[Decision, ...], state: State, pay: Settlement) -> None:
-        """A line of the audit log for each node, one for a reason why nothing is done; and the accounts."""
+    def _record(self, decisions: tuple[Decision, ...], moves: Sequence[Moves], state: State, pay: Settlement) -> None:
+        """A line of the audit log for each node, one for a reason why nothing is done; transitions and accounts."""
         changed = self._book(state, pay)
-        if not decisions and not changed:
+        if not decisions and not moves and not changed:
             return
         office, wall = self._office, self._office.wall()
         with office.ledger.transaction() as connection:
@@ -185,13 +198,16 @@ class Scheduler:
                         subject=subject,
                         reason=f"{made.cause}: {reason}",
                     )
+            self._life.record(connection, moves, kind="flow")
 
-    def _apply(self) -> None:
-        office = self._office
-        changed = False
-        for node in office.pool.nodes.values():
-            standby = bool(node.price) and node.peer not in self._state.assigned
-            changed |= standby != node.standby
-            node.standby = standby
-        if changed:
-            office.work.ring()
+    def _moves(self, state: State, decisions: tuple[Decision, ...] = ()) -> list[Moves]:
+        """Who begins and who stands by, for `state` to hold. Only nodes with a price stand by."""
+        why = {peer: f"{made.cause}: {made.reason}" for made in decisions for peer in (*made.chosen, *made.lapsed)}
+        found = []
+        for node in self._office.pool.nodes.values():
+            standby = bool(node.price) and node.peer not in state.assigned
+            event: NodeEvent = "released" if standby else "activated"
+            if node.state in {"active", "standby"} and standby != node.standby:
+                reason = why.get(node.peer) or ("it is not among those that work" if standby else "it may work")
+                found.append(self._life.moves(node.peer, node.standing, event, actor=ACTOR, reason=reason))
+        return found

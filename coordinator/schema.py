@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised on any change of these tables, with a step in `migrations`. A later one is refused, never guessed at."""
 
 LONG = Integer().with_variant(BigInteger(), "postgresql")
@@ -58,6 +58,28 @@ nodes = Table(
     Column("first_hello", Float, nullable=False),
     Column("last_hello", Float, nullable=False),
     Column("price", LONG, nullable=False, server_default="0"),  # micro-dollars an hour that it asks
+    Column("home", LargeBinary(32)),  # SHA-256 of the mark of the folder it runs in: see `sessions`
+    Column("back", String(16), nullable=False, server_default="active"),  # what one that left was before
+    Column("warmup_returned", Integer, nullable=False, server_default="0"),
+    Column("warmup_failed", Integer, nullable=False, server_default="0"),
+    Column("benchmark_rollouts", Float),  # per second; None while it is not measured
+    Column("benchmark_tokens", Float),
+)
+
+node_transitions = Table(
+    "node_transitions",
+    metadata,
+    # What each node's state came from: `node_states`. The newest of a node is what `nodes.state` says.
+    Column("peer", String(64), nullable=False),
+    Column("number", Integer, nullable=False),  # 1, 2, 3, ... for each node
+    Column("event", String(16), nullable=False),
+    Column("from_state", String(16), nullable=False),
+    Column("to_state", String(16), nullable=False),
+    Column("actor", String(64), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("wall", Float, nullable=False),
+    Column("expires", Float),  # None: it does not end by itself
+    PrimaryKeyConstraint("peer", "number"),
 )
 
 runs = Table(

@@ -45,19 +45,21 @@ from .admission import AdmissionDesk
 from .appeals import AppealDesk
 from .broadcasts import BroadcastDesk
 from .heartbeats import HeartbeatDesk
-from .history import update
 from .intake_desk import IntakeDesk
 from .learner_desk import LearnerDesk
 from .lease_desk import LeaseDesk
 from .ledger import SECRET_BYTES, LedgerUnavailable
 from .loading import load_pay, load_pool, load_run
 from .measures import Measures
+from .node_life import NodeLife
+from .node_records import transitions_of
+from .node_states import DELIVERING
 from .office import WAIT_SECONDS_MAX, Office
 from .overview import Overview
 from .pay_clock import PayClock
 from .pool import DEAD_HEARTBEATS, LATE_HEARTBEATS, Tally
 from .prompts import FolderText, PromptBook
-from .records import list_events, storable
+from .records import list_events
 from .run_life import RunLife
 from .scheduling import Scheduler
 from .scoring import ScoringTask
@@ -69,8 +71,6 @@ from .views import EventView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import sqlalchemy as sa
 
     from echo2.p2p.channel import Allowed, Answer
     from echo2.p2p.errors import ProtocolError
@@ -84,8 +84,8 @@ if TYPE_CHECKING:
 
     from .config import CoordinatorConfig
     from .ledger import Ledger
-    from .run_book import Changes
-    from .views import AppealView, NodeView, PoolView, RunView
+    from .node_states import NodeEvent
+    from .views import AppealView, NodeView, PoolView, RunView, TransitionView
 
 Q = TypeVar("Q", bound=Message)
 
@@ -130,7 +130,7 @@ class CoordinatorService:
         self.measures = Measures(ledger=ledger.measures)
         loaded_task, loaded_text = task or _task(config.run.spec), text or FolderText(config.run.model_dir)
 
-        def load() -> tuple[Office, Scheduler]:
+        def load() -> tuple[Office, NodeLife, Scheduler]:
             prompts = PromptBook(
                 run=config.run.name,
                 task=loaded_task,
@@ -147,18 +147,20 @@ class CoordinatorService:
             office.measures = self.measures
             if proved is not None:
                 office.proved = proved
-            return office, Scheduler(office)
+            life = NodeLife(office, transport)
+            return office, life, Scheduler(office, life)
 
         self._load = load
         self._set_up(*load())
 
-    def _set_up(self, office: Office, scheduler: Scheduler) -> None:
+    def _set_up(self, office: Office, life: NodeLife, scheduler: Scheduler) -> None:
         """Desks around what the ledger holds."""
         self._office = office
+        self._node_life = life
         self._life = RunLife(office)
         self._overview = Overview(office, self._life)
-        self._admission = AdmissionDesk(office)
-        self._heartbeats = HeartbeatDesk(office)
+        self._admission = AdmissionDesk(office, life, self._transport)
+        self._heartbeats = HeartbeatDesk(office, life)
         self._broadcasts = BroadcastDesk(office)
         self._leases = LeaseDesk(office)
         self._tokenizer = TokenizerDesk(office)
@@ -201,9 +203,9 @@ class CoordinatorService:
     # asked and told by the transport's side
 
     def admitted(self, peer: str) -> bool:
-        """Whether `peer` may have the relay and the dial back: the learner, and nodes that are not suspended."""
+        """Whether `peer` may have the relay and the dial back: the learner, and nodes that take part."""
         node = self._office.pool.nodes.get(peer)
-        return peer == self._office.config.run.learner or (node is not None and node.state == "active")
+        return peer == self._office.config.run.learner or (node is not None and node.state in DELIVERING)
 
     def forget_plan(self) -> None:
         """Other addresses are proved than before: the next asker gets a plan with them."""
@@ -217,7 +219,7 @@ class CoordinatorService:
         return self._overview.pool(addresses, self._scorer.confinement)
 
     def nodes_view(self) -> list[NodeView]:
-        """Every node ever admitted, in the order of admission."""
+        """Every node that memory holds, in the order of admission."""
         return self._overview.nodes()
 
     def runs_view(self) -> list[RunView]:
@@ -277,42 +279,37 @@ class CoordinatorService:
         log.info("a token for %d nodes was made by %s: %s", uses, actor, reason)
         return token
 
-    def suspend_node(self, peer: str, *, actor: str, reason: str) -> None:
-        """No more leases; what it delivered and is not consumed is withdrawn. Raises KeyError for an unknown node."""
-        office = self._office
-        node = office.pool.nodes[peer]
-        changes = office.changes()
-        asked: list[tuple[bytes, int]] = []
-        for key, entry in office.run.unfinished.items():
-            if entry.peer != peer:
-                continue
-            if office.run.was_delivered(entry):
-                asked.append(key)  # the learner may be training on it: it decides
-            else:
-                changes.finish(entry, "withdrawn", f"its node was suspended: {reason}"[:512], suspended=True)
-        with office.ledger.transaction() as connection:
-            self._record_node(connection, peer, "suspended", actor, reason, changes)
-        log.warning("%s was suspended by %s: %s", node.name, actor, reason, extra={"peer": peer})
-        changes.apply()
-        office.run.withdraw |= dict.fromkeys(asked, False)
-        node.state, node.state_reason = "suspended", reason
-        office.note_ended(office.run.leases.release_peer(peer), "released: its node was suspended")
-        office.note_holding(peer)
-        office.run.forget_plans()
-        for bell in (office.news, office.work, office.admissions):
-            bell.ring()
+    def admit_node(self, peer: str, *, actor: str, reason: str) -> None:
+        """A node that has applied takes part. Raises KeyError for an unknown node, Refused for one that has not."""
+        self._change_node(peer, "admitted", actor, reason)
+
+    def drain_node(self, peer: str, *, actor: str, reason: str) -> None:
+        """No new leases; what it holds it finishes. Until restored. Raises KeyError or Refused."""
+        self._change_node(peer, "drained", actor, reason)
+
+    def suspend_node(self, peer: str, *, actor: str, reason: str, expires_seconds: float | None = None) -> None:
+        """No more leases; what it delivered and is not consumed is withdrawn. Raises KeyError or Refused.
+
+        After `expires_seconds` its probation begins anew; None: not before it is restored.
+        """
+        self._change_node(peer, "suspended", actor, reason, expires_seconds)
+
+    def ban_node(self, peer: str, *, actor: str, reason: str, expires_seconds: float | None = None) -> None:
+        """As suspended, and nothing is served to it: it is told why, then refused. Raises KeyError or Refused."""
+        self._change_node(peer, "banned", actor, reason, expires_seconds)
+
+    def unban_node(self, peer: str, *, actor: str, reason: str) -> None:
+        """A banned node's probation begins anew. Raises KeyError or Refused."""
+        self._change_node(peer, "unbanned", actor, reason)
 
     def restore_node(self, peer: str, *, actor: str, reason: str) -> None:
-        """A suspended node takes part again. Raises KeyError for an unknown node."""
-        office = self._office
-        node = office.pool.nodes[peer]
-        with office.ledger.transaction() as connection:
-            self._record_node(connection, peer, "active", actor, reason, office.changes())
-        log.info("%s was restored by %s: %s", node.name, actor, reason, extra={"peer": peer})
-        node.state, node.state_reason = "active", ""
-        node.slice_accepted()
-        office.news.ring()
-        office.work.ring()
+        """A suspended or drained node takes part again. Raises KeyError or Refused."""
+        self._change_node(peer, "restored", actor, reason)
+
+    def transitions_view(self, peer: str) -> list[TransitionView]:
+        """How a node came to its state, the newest first. Raises KeyError or Refused."""
+        self._known_node(peer)
+        return transitions_of(self._office.ledger, peer)
 
     def pause_run(self, run: str, *, actor: str, reason: str) -> None:
         """No new leases until resumed. Raises KeyError or Refused."""
@@ -346,6 +343,7 @@ class CoordinatorService:
         while not self._office.ledger.in_doubt:
             self._leases.expire()
             self._note_silence()
+            self._node_life.look()
             self._scheduler.look()
             self._pay_clock.look()
             self._heartbeats.note_installed()
@@ -362,7 +360,7 @@ class CoordinatorService:
                 heartbeats = (now - node.seen_at) / office.config.heartbeat_seconds
                 self.measures.silent(node.peer, heartbeats, late=LATE_HEARTBEATS, dead=DEAD_HEARTBEATS)
 
-    async def _loaded_again(self) -> tuple[Office, Scheduler]:
+    async def _loaded_again(self) -> tuple[Office, NodeLife, Scheduler]:
         """What the ledger holds, as soon as it can be read. Until then every change is refused."""
         ledger = self._office.ledger
         while True:
@@ -379,18 +377,16 @@ class CoordinatorService:
         if run != self._office.run.name:
             raise KeyError(run)
 
-    def _record_node(
-        self, connection: sa.Connection, peer: str, state: str, actor: str, reason: str, changes: Changes
+    def _known_node(self, peer: str) -> None:
+        """Have it in memory. Raises KeyError for a key that was never let in."""
+        if self._admission.find(peer) is None:
+            raise KeyError(peer)
+
+    def _change_node(
+        self, peer: str, event: NodeEvent, actor: str, reason: str, expires_seconds: float | None = None
     ) -> None:
-        changes.record(
-            connection,
-            update("nodes", [peer], {"state": state, "reason": storable(reason)}),
-            wall=self._office.wall(),
-            actor=actor,
-            action=f"node {state}",
-            subject=peer,
-            reason=reason,
-        )
+        self._known_node(peer)
+        self._node_life.change(peer, event, actor=actor, reason=reason, expires_seconds=expires_seconds)
 
 
 def _task(spec: TaskSpec) -> Task | SandboxTask:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticUndefined
 
-from .config import RunConfig
+from .config import AdmissionConfig, RunConfig
 from .plan_command import NodeClassSettings, PlanSettings
 from .run_file import ForecastSettings
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TABLES: dict[str, type[Settings]] = {
     "run": RunConfig,
+    "admission": AdmissionConfig,
     "forecast": ForecastSettings,
     "plan": PlanSettings,
     "nodes": NodeClassSettings,

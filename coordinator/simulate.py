@@ -39,7 +39,7 @@ from echo2.tasks.race import Race
 from echo2.tasks.scorer import InlineScorer
 
 from . import schema
-from .config import ActivationConfig, CoordinatorConfig, RunConfig
+from .config import ActivationConfig, AdmissionConfig, CoordinatorConfig, RunConfig
 from .ledger import Ledger, open_ledger
 from .service import CoordinatorService
 from .simulated_model import SimulatedTask, race_turn, simulated_text
@@ -105,6 +105,9 @@ class Scenario:
     heartbeat_seconds: float = 2.0
     lease_seconds: float = 15.0
     partial_seconds: float = 60.0
+    warmup_leases: int = 10
+    suspension_seconds: float = 20.0
+    """A run takes a minute or so: an hour would be for good."""
     adapters: bool = False
     """Whether version 0 is published whole and later ones as adapters on it."""
     prices: tuple[float, ...] = ()
@@ -177,6 +180,8 @@ class Observed:
     installs: int = 0
     seconds: float = 0.0
     node_states: dict[str, str] = field(default_factory=dict)
+    transitions: dict[str, list[str]] = field(default_factory=dict)
+    """By node: what happened to it, as the ledger has it."""
 
 
 class Simulation:
@@ -330,7 +335,12 @@ class Simulation:
             budget=scenario.budget,
         )
         activation = ActivationConfig(period_seconds=1.0) if scenario.prices else ActivationConfig()
-        config = CoordinatorConfig(heartbeat_seconds=scenario.heartbeat_seconds, run=run, activation=activation)
+        admission = AdmissionConfig(
+            warmup_leases=scenario.warmup_leases, suspension_seconds=scenario.suspension_seconds
+        )
+        config = CoordinatorConfig(
+            heartbeat_seconds=scenario.heartbeat_seconds, run=run, activation=activation, admission=admission
+        )
         async with self._network.transport(self._identities["coordinator"]) as transport:
             service = CoordinatorService(
                 config=config,
@@ -408,6 +418,7 @@ class Simulation:
                         tokens=seeded_tokens if scenario.task == "simulated" else _race_tokens,
                     ),
                     sandbox=InlineScorer(),
+                    home=name.encode().ljust(16)[:16],
                     store=self._stores[name],
                     spool=self._spools[name],
                     papers=self.papers[name],
@@ -440,6 +451,9 @@ class Simulation:
                 observed.means[row.version] = row.mean
                 if row.reason:
                     observed.evaluations_ended[row.version] = row.reason
+            moves = schema.node_transitions
+            for row in connection.execute(sa.select(moves).order_by(moves.c.peer, moves.c.number)):
+                observed.transitions.setdefault(row.peer, []).append(row.event)
         for name, spool in self._spools.items():
             peer = self._identities[name].peer_id
             for signed in spool.receipt_batches(RUN):

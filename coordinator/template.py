@@ -16,6 +16,18 @@ TEMPLATE = """\
 # host = "127.0.0.1"                      # elsewhere, every request needs the operator's token
 # port = 8080
 
+[admission]                               # who may take part, and what a new node has to show
+# mode = "token"                          # or "open": anyone; "hand": the operator admits each new node
+# applied_max = 200                       # nodes that wait for the operator at a time
+# warmup_leases = 10                      # leases of a new node's probation; 0 = no probation
+# warmup_returned = 0.8                   # share of them that must come back valid in time
+# benchmark_tokens_per_second_min = 0.0   # of a new node's first leases; 0 = any
+# expired_share_max = 0.05                # of a node's last 200 leases; more unanswered ones suspend it; 1 = never
+# suspension_seconds = 3600.0             # of a suspension that the coordinator decides by itself
+# nodes_per_address = 32                  # live nodes of one IPv4 address, or IPv6 /64
+# nodes_per_network = 128                 # live nodes of one /24, or IPv6 /48
+# new_keys_per_hour = 32                  # keys never seen before of one address; of one network 4 times that
+
 [activation]                              # which of the nodes that are paid work; volunteers always do
 # prices = {}                             # dollars an hour by peer id, e.g. { "12D3KooW..." = 0.35 }: the most that a
 #                                         # node gets which names a price, and what one gets that names none

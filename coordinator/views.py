@@ -41,8 +41,27 @@ class NodeView(View):
     """Those at which it was dialled back: others may be told to fetch snapshots there."""
     reachable: bool = False
     """Whether there is one. If not it is a leaf: it receives snapshots and passes none on, and earns as any other."""
-    state: Literal["active", "suspended"]
+    state: Literal["applied", "probation", "standby", "active", "draining", "suspended", "banned", "left"]
+    """See `node_states`."""
     state_reason: str
+    state_since: float | None = None
+    """Unix seconds; None where the ledger is older than the record of it."""
+    state_expires: float | None = None
+    """Unix seconds at which it ends by itself; None: it does not."""
+    state_by: str = ""
+    """Who put it into the state: the operator, the coordinator, the scheduler, or the node's own peer id."""
+    warmup_returned: int = 0
+    """In probation: of its first leases, how many came back valid in time."""
+    warmup_failed: int = 0
+    warmup_leases: int = 0
+    """In probation: how many these are; else 0."""
+    benchmark_rollouts_per_second: float | None = None
+    """Of its first leases, by the coordinator's clock; None while unmeasured."""
+    benchmark_tokens_per_second: float | None = None
+    leases_judged: int = 0
+    """Of its last 200 leases, those that ended since this coordinator started."""
+    leases_unanswered: int = 0
+    """And those of them that never came back."""
     health: Health
     last_seen_seconds: float | None
     """Since it was last heard of; None when not since this coordinator started."""
@@ -76,6 +95,22 @@ class NodeView(View):
     """The last refusal or rejection, or why it gets no leases; empty when all is well."""
 
 
+class TransitionView(View):
+    """One change of a node's state. Times are Unix seconds of the coordinator."""
+
+    number: int
+    """1, 2, 3, ... for each node."""
+    event: str
+    from_state: str
+    """`new` before the first."""
+    to_state: str
+    actor: str
+    reason: str
+    wall_seconds: float
+    expires_seconds: float | None
+    """When the new state ends by itself; None: it does not."""
+
+
 class PoolView(View):
     """The pool as a whole."""
 
@@ -87,6 +122,14 @@ class PoolView(View):
     nodes_suspended: int
     nodes_standby: int = 0
     """Live nodes with a price that are not activated."""
+    nodes_applied: int = 0
+    """Waiting for the operator, and heard of."""
+    nodes_probation: int = 0
+    """Live nodes in probation."""
+    nodes_draining: int = 0
+    nodes_banned: int = 0
+    nodes_left: int = 0
+    """They said goodbye, and are not dead."""
     mu_pool: float
     mu_min: float | None
     """Equation 2; None while unmeasured or when no rate is enough."""

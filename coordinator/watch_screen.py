@@ -206,6 +206,10 @@ def _pool(look: Look) -> str:
         ("dead", pool.nodes_dead),
         ("suspended", pool.nodes_suspended),
         ("standing by", pool.nodes_standby),
+        ("in probation", pool.nodes_probation),
+        ("waiting for you", pool.nodes_applied),
+        ("draining", pool.nodes_draining),
+        ("banned", pool.nodes_banned),
     )
     return ", ".join([f"{pool.nodes_healthy} healthy", *(f"{count} {name}" for name, count in others if count)])
 
@@ -236,7 +240,7 @@ def _nodes(nodes: Sequence[NodeView], *, rows: int) -> RenderableType:
     order = sorted(nodes, key=lambda node: (node.state == "suspended", node.health == "dead", -(node.mu or 0.0)))
     shown = order if len(order) <= rows else order[: rows - 1]
     for node in shown:
-        health = "suspended" if node.state == "suspended" else node.health
+        health = node.health if node.state in {"active", "standby"} else node.state
         table.add_row(
             node.name,
             Text(health, style={"healthy": "", "late": "yellow"}.get(health, "red")),

@@ -36,7 +36,7 @@ from echo2.tasks.scorer import ITEM_SECONDS_MAX, ProcessScorer
 from .appeals import listed, new_appeal
 from .commands import HOME_DEFAULT, FileCommands, command_line
 from .config import NodeSettings
-from .home import remember_join, remember_name, remembered_join, remembered_name
+from .home import home_mark, remember_join, remember_name, remembered_join, remembered_name
 from .papers import Papers, kept_statements
 from .process_engine import ProcessEngine
 from .receipts import checked, coordinator_of, kept_receipts
@@ -220,10 +220,15 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
                 network=transport.view,
                 nat=nat,
                 sandbox=sandbox,
+                home=home_mark(home, os.urandom),
                 show=_Show(home, join, settings.name),
                 software=f"echo2-node {version('echo2')}",
             )
-            await service.run()
+            try:
+                await service.run()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await service.goodbye()
     finally:
         await engine.close()
         await sandbox.close()

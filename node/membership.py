@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -25,8 +26,6 @@ from echo2.p2p.messages import (
     HeartbeatBody,
     HeartbeatReply,
     Hello,
-    LeaseReply,
-    LeaseRequest,
     PoolNotice,
     RunDescriptor,
     Welcome,
@@ -35,6 +34,7 @@ from echo2.p2p.messages import (
 from .lifecycle import Blocked, Cleared, Joined, Lost
 from .limits import Backoff
 from .situation import Membership
+from .verdict import standing_words
 
 if TYPE_CHECKING:
     import random
@@ -57,16 +57,22 @@ HEARTBEAT_SECONDS_MAX = 60.0
 """Longest between two heartbeats, whatever the welcome says: the reply is how a node hears of a new snapshot, and a
 coordinator holds none for longer than half of it."""
 
+GOODBYE_SECONDS = 3.0
+"""For the last heartbeat of a process that was told to stop: whoever told it waits."""
+
 SESSION_ENDED = "session_ended"
 """The coordinator's word that a later process goes on with this key."""
 
 NO_TOKEN = frozenset({"token_missing", "token_unknown", "token_expired", "token_spent"})
 """Codes by which a coordinator turns away a key that it does not know."""
 
-SUSPENDED_STATES = frozenset({"suspended", "banned"})
+IDENTITY_LIVE = "identity_live"
+"""Its word that another process with this key is alive; this one may go on when that one is over."""
 
-SUSPENDED_REASON = "suspended: "
-"""How a reply to a request for work begins that says why there is none for this node."""
+SHOWN = frozenset({IDENTITY_LIVE, "address_full", "network_full", "too_many_applied", "too_many_keys", "pool_full"})
+"""Codes of a no that is not final, and that a person may do something about."""
+
+BANNED = "banned"
 
 
 class Member:
@@ -90,6 +96,7 @@ class Member:
         addresses: Callable[[], tuple[str, ...]],
         was_member: Callable[[], bool] = lambda: False,
         welcome: Callable[[str], None] = lambda _run: None,
+        home: bytes | None = None,
     ) -> None:
         self._situation = situation
         self._addresses = addresses
@@ -103,9 +110,9 @@ class Member:
         self._software = software
         self._backoff = Backoff(rng)
         self._session = rng.randbytes(16)
+        self._home = home
         self._sequence = 0
         self._memberships = 0
-        self._why = ""
         self._told = ""
         self._said = ""
 
@@ -148,6 +155,8 @@ class Member:
                 addresses=self._addresses(),
                 run=self._join.run_wanted,
                 price_micros_hour=self._config.price_micros_hour,
+                session=self._session,
+                home=self._home,
             )
             try:
                 welcome = await request(self._transport, self._join.coordinator, "hello", hello, Welcome)
@@ -159,6 +168,7 @@ class Member:
                     raise ConfigurationError(f"the coordinator refuses this node: {error.detail}") from error
                 wait = error.retry_seconds
                 self._not_in(error, told=error.detail)
+                self._situation.joining_trouble = error.detail if error.code in SHOWN else ""
             except ProtocolError as error:
                 self._not_in(error, told=str(error))
             except Unreachable as error:
@@ -219,7 +229,8 @@ class Member:
                 wait = error.retry_seconds if isinstance(error, Refused) else None
                 if isinstance(error, Refused) and error.code == SESSION_ENDED:
                     raise ConfigurationError(f"this node's key is in use elsewhere: {error.detail}") from error
-                if not wait:  # a final no, or `retry at once`: either way hello says what is the matter
+                live = isinstance(error, Refused) and error.code == IDENTITY_LIVE
+                if live or not wait:  # a final no, or `retry at once`: either way hello says what is the matter
                     self.lost(membership, error)
                     continue
                 pause = max(wait, HEARTBEAT_PAUSE_SECONDS_MIN)
@@ -233,14 +244,13 @@ class Member:
             nursery.start_soon(self._cancel_on_news, shown, nursery.cancel_scope)
             try:
                 notice = await self._heartbeat(membership)
-                if notice.node_state in SUSPENDED_STATES:
-                    await self._ask_why(membership)
                 if notice.run == self._run:  # else it was held while the node was moved to another
                     self._situation.notice = notice
                 self._situation.succeeded("heartbeat")
-                self._verdict(notice.node_state)
+                self._situation.warned(notice.warning)
+                self._verdict(notice.node_state, notice.node_reason, notice.node_expires_seconds)
                 self._situation.notify()
-            except (ProtocolError, Unreachable, Refused) as error:
+            except (ProtocolError, Unreachable, Refused, ConfigurationError) as error:
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
@@ -279,19 +289,17 @@ class Member:
             raise SchemaViolation("the notice answers another heartbeat than this node's last")
         return notice
 
-    async def _ask_why(self, membership: Membership) -> None:
-        """A notice names the verdict; its reason is in the empty reply to a request for work.
+    async def goodbye(self) -> None:
+        """Tell the coordinator that this process ends in order, so that nobody waits for it. Whatever fails is let be.
 
-        The request names no snapshot of any run, so it could not be given work even if the verdict has just changed.
+        Call when `Situation.state` is stopped, and nothing else of this node runs any more.
         """
-        ask = LeaseRequest(run=membership.descriptor.run, manifest_hash=bytes(32), samples_max=1, wait_seconds=0.0)
-        try:
-            reply = await request(self._transport, self._join.coordinator, "leases", ask, LeaseReply)
-        except (ProtocolError, Unreachable, Refused) as error:
-            log.info("the reason of the suspension is not known yet: %s", error)
+        membership = self._situation.membership
+        if membership is None or not self._situation.facts.joined:
             return
-        if reply.reason.startswith(SUSPENDED_REASON):
-            self._why = reply.reason.removeprefix(SUSPENDED_REASON)
+        with trio.move_on_after(GOODBYE_SECONDS), suppress(ProtocolError, Unreachable, Refused):
+            await self._heartbeat(membership)
+            log.info("said goodbye to the coordinator")
 
     def _shown(self) -> tuple[object, ...]:
         """What the coordinator must hear of at once."""
@@ -304,9 +312,14 @@ class Member:
         await self._situation.until(functools.partial(self._has_news, shown))
         scope.cancel()
 
-    def _verdict(self, node_state: str) -> None:
-        if node_state in SUSPENDED_STATES:
-            why = f": {self._why}" if self._why else ""
-            self._situation.happened(Blocked("coordinator", f"the coordinator has {node_state} this node{why}"))
+    def _verdict(self, node_state: str, reason: str = "", expires_seconds: float | None = None) -> None:
+        """What the coordinator thinks of this node. Raises ConfigurationError when it wants no more of it."""
+        if node_state == BANNED:
+            raise ConfigurationError(f"the coordinator {standing_words(node_state, reason, expires_seconds)}")
+        if node_state in {"applied", "suspended"}:
+            words = f"the coordinator {standing_words(node_state, reason, expires_seconds)}"
+            if node_state == "applied":
+                words = standing_words(node_state, reason, expires_seconds)
+            self._situation.happened(Blocked("coordinator", words))
         else:
             self._situation.happened(Cleared("coordinator"))

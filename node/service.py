@@ -78,6 +78,7 @@ class NodeService:
         network: Callable[[], TransportView] | None = None,
         nat: NatNode | None = None,
         sandbox: Scorer | None = None,
+        home: bytes | None = None,
         software: str = "echo2",
     ) -> None:
         self._config = config
@@ -102,6 +103,7 @@ class NodeService:
             addresses=self._addresses,
             was_member=lambda: self._delivery.known,
             welcome=lambda run: self._delivery.welcomed(run),
+            home=home,
         )
         self._worker = Worker(
             situation,
@@ -166,6 +168,12 @@ class NodeService:
         self._publish_status()
         if final is not None:
             raise final
+
+    async def goodbye(self) -> None:
+        """After `run` has ended or was cancelled: the coordinator need not wait for us. Bounded, never raises."""
+        self.situation.happened(Stopped())
+        await self._member.goodbye()
+        self._publish_status()
 
     # the owner's commands
 
@@ -235,6 +243,11 @@ class NodeService:
             run=situation.membership.descriptor.run if situation.membership else self._join.run,
             run_state=notice.run_state if notice else "",
             node_state=notice.node_state if notice else "",
+            node_reason=notice.node_reason if notice else "",
+            node_expires_seconds=notice.node_expires_seconds if notice else None,
+            warmup_returned=notice.warmup_returned if notice else 0,
+            warmup_leases=notice.warmup_leases if notice else 0,
+            warning=situation.warning,
             epoch=snapshot.manifest.epoch if snapshot else None,
             version=snapshot.manifest.version if snapshot else None,
             manifest_hash=snapshot.manifest_hash.hex() if snapshot else "",

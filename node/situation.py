@@ -5,6 +5,7 @@ One trio task at a time runs between two awaits, so plain attributes are enough.
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .lifecycle import Event
     from .spool import Counts
 
+
+log = logging.getLogger(__name__)
 
 ENGINE_STALLED_SECONDS = 30.0
 """A batch is sized to a few seconds, a load of gigabytes takes tens of them: what takes longer is worth a word."""
@@ -63,6 +66,7 @@ class Situation:
         self.lease_reason = ""
         self.joining_trouble = ""
         """Why no welcome comes before a person does something; empty: as far as is known, it will."""
+        self.warning = ""
         self.protocol_errors = 0
         self._changed = trio.Event()
 
@@ -88,6 +92,12 @@ class Situation:
         """It works again (or anything whose name begins so): its error is the log's now, not the status's."""
         if self._failed.startswith(what):
             self.last_error, self.last_error_at, self._failed = "", None, ""
+
+    def warned(self, warning: str) -> None:
+        """What the coordinator wants the owner to know; empty when nothing. Said in the log once."""
+        if warning and warning != self.warning:
+            log.warning("the coordinator says: %s", warning)
+        self.warning = warning
 
     @contextmanager
     def engine_at(self, job: str) -> Iterator[None]:

@@ -11,6 +11,7 @@ from echo2.p2p.nat_view import NatView
 from echo2.p2p.transport_view import TransportView
 
 from .lifecycle import State
+from .verdict import standing_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,6 +47,15 @@ class NodeStatus(BaseModel):
     run_state: str
     node_state: str
     """The coordinator's verdict on this node, not the node's own belief."""
+    node_reason: str = ""
+    """Why it is in that state."""
+    node_expires_seconds: float | None = None
+    """In how many seconds that ends by itself; None: it does not."""
+    warmup_returned: int = 0
+    """In probation: of its first leases, how many have come back."""
+    warmup_leases: int = 0
+    warning: str = ""
+    """What the coordinator wants the owner to know."""
     epoch: int | None
     version: int | None
     manifest_hash: str
@@ -153,6 +163,8 @@ def table(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("state", value("state")),
         ("waiting for", value("waiting_for")),
         ("run", f"{value('run')} ({value('run_state')}); this node: {value('node_state')}"),
+        ("standing", _standing(status)),
+        ("warning", value("warning")),
         ("version", f"{value('version')} in use, {value('pool_version')} published"),
         ("fetching", value("installing")),
         (
@@ -170,6 +182,20 @@ def table(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("last error", value("last_error") + (f"  ({age:.0f} s before)" if value("last_error") != "-" else "")),
     ]
     return [(name, text) for name, text in rows if text != "-"]
+
+
+def _standing(status: Mapping[str, Any]) -> str:
+    state, left = str(status.get("node_state") or ""), status.get("node_expires_seconds")
+    words = standing_words(
+        state,
+        str(status.get("node_reason") or ""),
+        None if left is None else float(left),
+        returned=int(status.get("warmup_returned") or 0),
+        leases=int(status.get("warmup_leases") or 0),
+    )
+    if state in {"suspended", "banned"}:
+        return f"the coordinator {words}"
+    return words or "-"
 
 
 _MOVED = (("sent_bytes", "sent"), ("received_bytes", "received"))

@@ -1,6 +1,8 @@
 """The join string: the one thing a volunteer is given to take part.
 
-    echo2://PEER@HOST:PORT[,HOST:PORT...]/RUN?token=TOKEN        TOKEN: 36 characters; RUN: a name, or * for any
+    echo2://PEER@HOST:PORT[,HOST:PORT...]/RUN?token=TOKEN        TOKEN: 36 characters, or `none`
+
+RUN is a name, or `*` for any. `none` is for a pool that asks for no token, or whose operator admits each node by hand.
 
 It pins the coordinator's key (PEER), so a wrong address or a machine in the middle cannot pass for the coordinator. It
 survives being pasted with blanks, quotes or line breaks around it; anything else wrong with it is said in words.
@@ -29,6 +31,8 @@ TOKEN_CHARACTERS = 36
 
 ANY_RUN = "*"
 """In place of a run's name: the coordinator says which of its runs the node works for, and may move it to another."""
+NO_TOKEN = "none"  # noqa: S105 - says that there is none
+"""Said, not left out: a string that lost its end would look the same."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
@@ -38,7 +42,8 @@ _MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class JoinString:
-    """Whom to join: the coordinator's peer id, where it listens (multiaddrs), the token, the run (or ANY_RUN)."""
+    """Whom to join: the coordinator's peer id, where it listens (multiaddrs), the token (empty: none), the run (or
+    ANY_RUN)."""
 
     peer: str
     addresses: tuple[str, ...]
@@ -58,7 +63,7 @@ class JoinString:
     def __str__(self) -> str:
         """The text form. Carries the token: show it only to the person who asked for it."""
         hosts = ",".join(map(_host_port, self.addresses))
-        return f"{SCHEME}{self.peer}@{hosts}/{self.run}?token={self.token}"
+        return f"{SCHEME}{self.peer}@{hosts}/{self.run}?token={self.token or NO_TOKEN}"
 
     def __repr__(self) -> str:
         """Without the token, so that a log line or a traceback never gives it away."""
@@ -90,6 +95,8 @@ def parse_join_string(text: str) -> JoinString:
         raise _wrong("?token=... is missing at its end")
     if not _TOKEN.fullmatch(token):
         raise _wrong("the token has characters that no token has")
+    if token == NO_TOKEN:
+        return JoinString(peer=peer, addresses=addresses, token="", run=run)
     if len(token) != TOKEN_CHARACTERS:
         raise _wrong(f"its token has {len(token)} characters, and every token has {TOKEN_CHARACTERS}")
     return JoinString(peer=peer, addresses=addresses, token=token, run=run)

@@ -241,6 +241,11 @@ class Libp2pTransport:
         """What the last dial of `peer` tried, and what came of it; of one dialled lately."""
         return self._dialling.reports.get(peer)
 
+    def remote(self, peer: str) -> str | None:
+        """See `Transport`."""
+        connections = reversed(self._connections.get(peer, ()))
+        return next((one.remote[0] for one in connections if one.remote is not None and one.via != "relay"), None)
+
     def ban(self, peer: str, reason: str, seconds: float | None = None) -> None:
         """Refuse `peer` from now on, for `seconds` or longer each time, and end its connections."""
         self._banned(self._memory.ban(peer, reason, seconds))

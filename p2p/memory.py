@@ -61,13 +61,18 @@ class MemoryNetwork:
         self._connected: set[frozenset[str]] = set()
 
     @asynccontextmanager
-    async def transport(self, identity: Identity, *, reachable: bool = True) -> AsyncIterator[Transport]:
-        """Come onto the network. `reachable=False`: no addresses, others can use only connections made from here."""
+    async def transport(
+        self, identity: Identity, *, reachable: bool = True, host: str = "127.0.0.1"
+    ) -> AsyncIterator[Transport]:
+        """Come onto the network. `reachable=False`: no addresses, others can use only connections made from here.
+
+        `host` is the IP address that others see it come from.
+        """
         if identity.peer_id in self._transports:
             raise ConfigurationError(f"{identity.peer_id} is already on this network; stop the other process first")
         body_error: Exception | None = None
         async with trio.open_nursery() as nursery:
-            transport = MemoryTransport(self, identity.peer_id, nursery, reachable=reachable)
+            transport = MemoryTransport(self, identity.peer_id, nursery, reachable=reachable, host=host)
             self._transports[identity.peer_id] = transport
             try:
                 yield transport
@@ -130,15 +135,19 @@ class MemoryNetwork:
 class MemoryTransport:
     """See `transport.Transport`; made by `MemoryNetwork.transport`."""
 
-    def __init__(self, network: MemoryNetwork, peer_id: str, nursery: trio.Nursery, *, reachable: bool) -> None:
+    def __init__(
+        self, network: MemoryNetwork, peer_id: str, nursery: trio.Nursery, *, reachable: bool, host: str
+    ) -> None:
         self._network = network
         self._peer_id = peer_id
+        self.host = host
         self._addresses = (f"/memory/{peer_id}",) if reachable else ()
         self._nursery = nursery
         self._serving: dict[trio.CancelScope, None] = {}
         self._handlers: dict[str, StreamHandler] = {}
         self.offences: Counter[str] = Counter()
         """By peer. Nobody is refused for them: a simulation must show what a misbehaving peer does."""
+        self._bans: dict[str, float] = {}
         self._ends: dict[MemoryStream, None] = {}  # in order, unlike a set: a run must repeat itself
         self._left = False
         self._uplink_free_at = -math.inf
@@ -198,12 +207,30 @@ class MemoryTransport:
         log.debug("%s: an offence of %s: %s", self._peer_id, peer, reason)
         self.offences[peer] += 1
 
+    def remote(self, peer: str) -> str | None:
+        """What the peer said it comes from, while the two are connected."""
+        found = self._network.find(peer)
+        return found.host if found is not None and self._network.connected(self._peer_id, peer) else None
+
+    def ban(self, peer: str, reason: str, seconds: float | None = None) -> None:
+        """Refuse it for so long, or for good, and end its streams."""
+        self._bans[peer] = math.inf if seconds is None else trio.current_time() + seconds
+        self._network.disconnect(self._peer_id, peer)
+        for end in self.ends_with(peer):
+            end.break_off(f"it is banned: {reason}")
+
+    def lift_ban(self, peer: str) -> None:
+        """Serve it again."""
+        self._bans.pop(peer, None)
+
     # Called by the network and by the streams.
 
     def accept(self, caller: MemoryTransport, protocol: ProtocolName) -> MemoryStream | None:
         """Begin to serve a stream; returns the caller's end, None when the protocol is not served here."""
         handler = self._handlers.get(protocol)
         if handler is None or self._left or caller._left:
+            return None
+        if trio.current_time() < self._bans.get(caller.peer_id, -math.inf):
             return None
         ours, theirs = MemoryStream(self._network, self), MemoryStream(self._network, caller)
         ours.join(theirs)

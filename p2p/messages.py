@@ -148,6 +148,10 @@ class Hello(Message):
     One that names only other wire versions than ours may have any further fields: no more of it is read than
     `wire_versions` and `software`, so that its sender can be told what it needs.
     `run`: the only run that a node takes part in; None where it goes to whichever the welcome names.
+
+    `session` is that of the heartbeats to come. `home` names the folder in which the process runs, by a secret kept
+    there; one process at a time runs in it. So a hello with the home of the session that went before proves a restart,
+    and one with another, while that session lives, is a second machine with the same key.
     """
 
     TYPE = "hello"
@@ -160,6 +164,8 @@ class Hello(Message):
     run: Name | None = None
     price_micros_hour: Annotated[int, Field(ge=0, le=PRICE_MICROS_MAX)] = 0
     """What a node asks to be paid, in micro-dollars an hour; 0: it is a volunteer's."""
+    session: Annotated[bytes, Field(min_length=16, max_length=16)] | None = None
+    home: Annotated[bytes, Field(min_length=16, max_length=16)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -280,7 +286,11 @@ class Heartbeat(Message):
 
 
 class PoolNotice(Record):
-    """Signed by the coordinator (label `notice`), bound to one node and heartbeat: no relay can freeze a node."""
+    """Signed by the coordinator (label `notice`), bound to one node and heartbeat: no relay can freeze a node.
+
+    `node_reason` says why the node is in its state, `node_expires_seconds` in how many seconds that ends by itself. In
+    probation `warmup_returned` of its first `warmup_leases` leases have come back. `warning` is for the node's owner.
+    """
 
     run: Name
     run_state: Name
@@ -292,6 +302,11 @@ class PoolNotice(Record):
     manifest_hash: Digest | None
     node_state: Name
     coordinator_time_seconds: float
+    node_reason: Text = ""
+    node_expires_seconds: Seconds | None = None
+    warmup_returned: Count = 0
+    warmup_leases: Count = 0
+    warning: Text = ""
 
 
 class HeartbeatReply(Message):

@@ -97,3 +97,15 @@ class Transport(Protocol):
 
     def offence(self, peer: str, reason: str) -> None:
         """`peer` broke a protocol. The transport may refuse one that does so again and again. Never raises."""
+
+    def remote(self, peer: str) -> str | None:
+        """The IP address from which `peer` is connected, the newest connection's; None: it is not, or none is known.
+
+        A connection through a relay has no address of the peer's own.
+        """
+
+    def ban(self, peer: str, reason: str, seconds: float | None = None) -> None:
+        """Refuse `peer` from now on, for `seconds` or as long as the transport sees fit, and end its connections."""
+
+    def lift_ban(self, peer: str) -> None:
+        """Forgive `peer` everything."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -448,3 +448,42 @@ async def test_an_offence_costs_no_stream(pair):
     assert await stream.receive_some(1) == b"a"
     again = await alice.open(address_of(bob), "hello")
     await again.reset()
+
+
+async def served(alice, bob):
+    """Whether bob echoes a byte of alice's."""
+    try:
+        stream = await alice.open(address_of(bob), "hello")
+        await stream.send_all(b"x")
+        return await stream.receive_some(1) == b"x"
+    except Unreachable:
+        return False
+
+
+async def test_the_address_of_a_connected_peer_is_known(pair):
+    """As an IP address, at both ends, while the two are connected; of a stranger nothing is."""
+    alice, bob = pair
+    assert bob.remote(alice.peer_id) is None
+    assert await served(alice, bob)
+    assert bob.remote(alice.peer_id) == "127.0.0.1"
+    assert alice.remote(bob.peer_id) == "127.0.0.1"
+    assert bob.remote(CAROL.peer_id) is None
+    await alice.disconnect(bob.peer_id)
+    with trio.fail_after(BOUND_SECONDS):
+        while bob.remote(alice.peer_id) is not None:  # noqa: ASYNC110 - a connection's end rings no bell
+            await trio.sleep(0.01)
+
+
+async def test_a_banned_peer_is_refused_until_it_is_forgiven(pair):
+    """Its streams end, and it opens no other; forgiven, it is served as before."""
+    alice, bob = pair
+    held = await alice.open(address_of(bob), "leases")
+    await held.send_all(b"x")
+    bob.ban(alice.peer_id, "odd", 600.0)
+    with trio.fail_after(BOUND_SECONDS):
+        with suppress(Unreachable):
+            assert await held.receive_some(1) == b""
+        assert not await served(alice, bob)
+        bob.lift_ban(alice.peer_id)
+        while not await served(alice, bob):  # noqa: ASYNC110 - it may wait before its next dial
+            await trio.sleep(0.05)

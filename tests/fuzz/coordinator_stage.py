@@ -55,6 +55,10 @@ ROUNDS = 2
 ROUNDS_MAX = 12
 """Within two virtual minutes: by then what a bad node held has expired."""
 
+BAD_HOME = b"h" * 16
+
+HELLOS_MAX = 8
+
 REPLY_SECONDS = 0.05
 """Virtual: one round trip and what is at once. The hostile do not wait for each other longer, so held ones pile up."""
 
@@ -125,16 +129,29 @@ class Stage:
             return
         await self.progress(learner, honest)
         service = self.world.service
-        if service._office.pool.nodes[bad.peer_id].state != "active":
+        if service._office.pool.nodes[bad.peer_id].state == "suspended":
             service.restore_node(bad.peer_id, actor="fuzz", reason="it shall go on")
         bad.session = self.world.rng.randbytes(16)
         bad.sequence = 0
+        await self._start_anew(bad)
         await bad.join(hello=False)
         leases = [*(await bad.lease(4)).leases]
         if leases:
             self.pools |= _of_leases(leases)
         self.pools["session"] = [bad.session, honest.session]
         self.pools["manifest_hash"] = [bad.installed]
+
+    async def _start_anew(self, bad: Node) -> None:
+        """As a process that is started again: at once, or when the session that it made up is over."""
+        for _ in range(HELLOS_MAX):
+            try:
+                await bad.hello(session=bad.session, home=BAD_HOME)
+                return
+            except Refused as refused:
+                if refused.code not in {"identity_live", "too_often"} or refused.retry_seconds is None:
+                    raise
+                await trio.sleep(refused.retry_seconds + 1.0)
+        raise Unserved("the bad node is not let in again")
 
     @property
     def target(self) -> PeerAddress:
@@ -151,7 +168,7 @@ class Stage:
         await honest.join(hello=False)
         while not any(lease.kind == "train" for lease in await honest.work(wait=1.0)):
             pass
-        await bad.hello(token)
+        await bad.hello(token, session=bad.session, home=BAD_HOME)
         await bad.join(hello=False)
         held = (await bad.lease(4)).leases
         theirs = (await honest.lease(4)).leases

@@ -134,8 +134,13 @@ NOTICE = PoolNotice(
     epoch=1,
     version=None,
     manifest_hash=None,
-    node_state="active",
+    node_state="probation",
     coordinator_time_seconds=1_700_000_000.5,
+    node_reason="new here",
+    node_expires_seconds=3600.0,
+    warmup_returned=7,
+    warmup_leases=10,
+    warning="a second machine has this key",
 )
 PLAN = BroadcastPlan(
     run=RUN,
@@ -211,6 +216,8 @@ MESSAGES = [
         token="s3cret",
         addresses=("/ip4/192.0.2.7/tcp/4001",),
         price_micros_hour=350_000,
+        session=SESSION,
+        home=bytes.fromhex("40e000000000000000000000000000ff"),
     ),
     Welcome(
         wire_version=1,

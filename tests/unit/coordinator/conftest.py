@@ -118,6 +118,7 @@ class World:
     run_settings: dict = field(default_factory=dict)
     activation: dict = field(default_factory=dict)
     credit: dict = field(default_factory=dict)
+    admission: dict = field(default_factory=lambda: {"warmup_leases": 0})
     proved: object = None
     service: CoordinatorService = None
     database_url: str = ""
@@ -144,7 +145,11 @@ class World:
             "lease_seconds": 60.0,
         }
         return CoordinatorConfig(
-            heartbeat_seconds=10.0, run=run | self.run_settings, activation=self.activation, credit=self.credit
+            heartbeat_seconds=10.0,
+            run=run | self.run_settings,
+            activation=self.activation,
+            credit=self.credit,
+            admission=self.admission,
         )
 
     @asynccontextmanager
@@ -195,6 +200,12 @@ class World:
     def node(self, number):
         return self.peer(number, Node)
 
+    @asynccontextmanager
+    async def node_at(self, number, host):
+        """A node that comes from this IP address."""
+        async with self.network.transport(identity(number), host=host) as transport:
+            yield Node(self, identity(number), transport)
+
     def learner(self, number=2):
         return self.peer(number, Learner)
 
@@ -219,7 +230,7 @@ class Node(Peer):
         self.price = 0
         self.relayed = ()
 
-    async def hello(self, token="", versions=(1,)):
+    async def hello(self, token="", versions=(1,), session=None, home=None):
         message = Hello(
             wire_versions=versions,
             software="test",
@@ -228,6 +239,8 @@ class Node(Peer):
             token=token,
             addresses=self.transport.addresses,
             price_micros_hour=self.price,
+            session=session,
+            home=home,
         )
         return await self.ask("hello", message, Welcome)
 
@@ -394,6 +407,7 @@ class Tools:
     done = staticmethod(done)
     metrics = staticmethod(metrics)
     identity = staticmethod(identity)
+    world = World
     stop = STOP
     wall = WALL
 

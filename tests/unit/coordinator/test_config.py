@@ -7,6 +7,7 @@ import pytest
 
 from echo2.coordinator.config import (
     ActivationConfig,
+    AdmissionConfig,
     CoordinatorConfig,
     CreditConfig,
     RestConfig,
@@ -97,9 +98,9 @@ def test_template_shows_every_key_with_its_default(tmp_path):
     (tmp_path / "short.toml").write_text(text)
     (tmp_path / "long.toml").write_text(re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE))
     assert load_config(tmp_path / "short.toml") == load_config(tmp_path / "long.toml")
-    for model in (CoordinatorConfig, RestConfig, CreditConfig, ActivationConfig, RunConfig):
+    for model in (CoordinatorConfig, RestConfig, CreditConfig, ActivationConfig, AdmissionConfig, RunConfig):
         for key in model.model_fields:
-            if key not in {"rest", "credit", "activation", "run"}:
+            if key not in {"rest", "credit", "activation", "admission", "run"}:
                 assert re.search(rf"^(# )?{key} = ", TEMPLATE, flags=re.MULTILINE), key
 
 

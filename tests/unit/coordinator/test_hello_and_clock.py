@@ -8,7 +8,7 @@ import trio
 from unit.coordinator.conftest import WALL
 
 from echo2.coordinator import schema
-from echo2.coordinator.admission import HELLO_BURST, HELLO_SECONDS, KEYS_MAX, HelloRate
+from echo2.coordinator.admission_limits import HELLO_BURST, HELLO_SECONDS, KEYS_MAX, HelloRate
 from echo2.p2p.errors import Refused
 
 pytestmark = pytest.mark.slow_on_postgresql

@@ -131,39 +131,3 @@ async def test_a_heartbeat_that_the_sender_did_not_sign_is_a_breach(autojump_clo
             await liar.ask("heartbeat", Heartbeat(body=signed), HeartbeatReply)
         assert world.network.find(world.coordinator.peer_id).offences == {liar.peer_id: 1}
         await node.heartbeat()
-
-
-async def test_two_processes_with_one_key_are_told_and_the_later_one_goes_on(autojump_clock, world, caplog):
-    """The earlier one is refused each time, also for work it asks for; the operator sees why; nothing flaps."""
-    async with world.serving(), world.node(10) as node:
-        await node.join()
-        for sequence in range(1, AGAIN):
-            await node.heartbeat(session=b"2" * 16, sequence=sequence)
-            with pytest.raises(Refused, match="stop one of the two") as refused:
-                await node.heartbeat()
-            assert (refused.value.code, refused.value.retry_seconds) == ("session_ended", None)
-        assert offences(world) == 0
-        (view,) = world.service.nodes_view()
-        assert "two processes use this node's key" in view.reason
-        assert "two processes" in caplog.text
-
-
-async def test_the_held_reply_of_the_earlier_process_ends_when_the_later_one_comes(autojump_clock, world):
-    """It need not wait for its next heartbeat to find out."""
-    async with world.serving(), world.node(10) as node, trio.open_nursery() as nursery:
-        await node.join()
-        ended = []
-
-        async def wait():
-            started = trio.current_time()
-            with pytest.raises(Refused) as refused:
-                await node.heartbeat(hold=10.0)
-            ended.append((refused.value.code, trio.current_time() - started))
-
-        nursery.start_soon(wait)
-        await trio.sleep(1.0)
-        await node.heartbeat(session=b"2" * 16, sequence=1)
-        await trio.sleep(0.5)
-        ((code, seconds),) = ended
-        assert code == "session_ended"
-        assert seconds < 2.0

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from echo2.coordinator.ledger import LedgerUnavailable
+from echo2.coordinator.node_states import Standing
 from echo2.coordinator.pool import NodeEntry, Pool
 from echo2.p2p.identity import Identity
 
@@ -232,7 +233,9 @@ def test_who_stands_by_counts_for_no_rate():
     """It may be measured, and live; mu_pool is of those that work."""
     pool = Pool(10.0)
     for name, standby in (("works", False), ("waits", True)):
-        node = pool.nodes[name] = NodeEntry(name, name, "", (), seen_at=0.0, says="working", standby=standby)
+        node = pool.nodes[name] = NodeEntry(
+            name, name, "", (), seen_at=0.0, says="working", standing=Standing("standby" if standby else "active")
+        )
         node.meter.believe(2.0, 0.0)
     assert pool.mu(1.0) == 2.0
     assert [node.peer for node in pool.live(1.0)] == ["works", "waits"]

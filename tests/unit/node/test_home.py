@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import pytest
 from typer.testing import CliRunner
 
-from echo2.node.home import JOIN_FILE, NAME_FILE, remember_join, remember_name, remembered_join, remembered_name
+from echo2.node.home import (
+    JOIN_FILE,
+    NAME_FILE,
+    home_mark,
+    remember_join,
+    remember_name,
+    remembered_join,
+    remembered_name,
+)
 from echo2.node.main import _Show, app
 from echo2.node.receipts import checked, kept_receipts
 from echo2.node.spool import Spool
@@ -140,3 +150,33 @@ def test_a_home_without_a_spool_is_one_clear_error(tmp_path):
     with pytest.raises(ConfigurationError, match="there are no receipts to read"):
         kept_receipts(tmp_path / "spool.sqlite")
     assert not (tmp_path / "spool.sqlite").exists()
+
+
+def test_a_home_keeps_its_mark_and_a_copy_gets_its_own(tmp_path):
+    """A restart finds the mark, a moved home too; a copied home has another, and keeps that."""
+    home, copy, moved = tmp_path / "home", tmp_path / "copy", tmp_path / "moved"
+    home.mkdir()
+    mark = home_mark(home, os.urandom)
+    assert mark == home_mark(home, os.urandom)
+    assert (home / "home-mark").stat().st_mode & 0o077 == 0
+    shutil.copytree(home, copy)
+    other = home_mark(copy, os.urandom)
+    assert other not in {mark, None}
+    assert other == home_mark(copy, os.urandom)
+    home.rename(moved)
+    assert home_mark(moved, os.urandom) == mark
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff", b'{"mark": 1, "inode": 2}', b"[]", b"null", b"9" * 5000])
+def test_a_damaged_mark_is_made_anew(tmp_path, damage):
+    """It costs a wait after a crash, never the start."""
+    (tmp_path / "home-mark").write_bytes(damage)
+    mark = home_mark(tmp_path, os.urandom)
+    assert len(mark) == 16
+    assert mark == home_mark(tmp_path, os.urandom)
+
+
+def test_a_disk_that_takes_no_mark_is_said(tmp_path, caplog):
+    """There is none then."""
+    assert home_mark(tmp_path / "gone", os.urandom) is None
+    assert "cannot keep a mark" in caplog.text

@@ -14,7 +14,7 @@ from echo2.node.status import table
 from echo2.p2p.codec import END, encode_frame
 from echo2.p2p.errors import ConfigurationError, Refused
 from echo2.p2p.identity import Identity
-from echo2.p2p.messages import Ack, LeaseReply, PeerAddress
+from echo2.p2p.messages import Ack, PeerAddress
 from echo2.p2p.nat_view import NatView, ReachabilityView
 
 MINUTES = 120.0
@@ -408,21 +408,90 @@ async def test_a_suspended_node_shows_the_coordinators_verdict(autojump_clock, p
         await until(lambda: node.status.state == "working")
 
 
-async def test_a_suspended_nodes_owner_is_told_why(autojump_clock, pool):
-    """The notice has no room for the reason; the empty reply to a request for work has, and is never a lease."""
-    pool.notice_changes = {"node_state": "suspended"}
-    asked = []
-
-    async def refuse(peer, request):
-        asked.append(request)
-        return LeaseReply(leases=(), retry_seconds=1.0, reason="suspended: forged rewards")
-
-    pool.instead["leases"] = refuse
+async def test_a_suspended_nodes_owner_is_told_why_and_for_how_long(autojump_clock, pool):
+    """In the words of the coordinator; a home clock may be wrong, so it is a time that is left."""
+    pool.notice_changes = {
+        "node_state": "suspended", "node_reason": "12 of its last 200 leases were not answered",
+        "node_expires_seconds": 3000.0,
+    }  # fmt: skip
     await pool.publish(0)
     async with pool.node() as node:
         await until(lambda: node.status.state == "blocked")
-        assert node.status.waiting_for == "the coordinator has suspended this node: forged rewards"
-        assert {request.manifest_hash for request in asked} == {bytes(32)}
+        words = "the coordinator has suspended this node for 50 min more: 12 of its last 200 leases were not answered"
+        assert node.status.waiting_for == words
+        assert ("standing", words) in table(node.status.model_dump())
+
+
+async def test_a_node_that_has_applied_waits_for_the_operator(autojump_clock, pool):
+    """It asks for nothing but what is new, no more often than its heartbeats; admitted, it works."""
+    pool.notice_changes = {"node_state": "applied"}
+    pool.work = 3
+    async with pool.node() as node:
+        await trio.sleep(600)
+        assert node.status.state == "blocked"
+        assert "the operator of this pool has yet to admit this node" in node.status.waiting_for
+        assert len(pool.beats) <= 62
+        assert not pool.asked
+        assert not pool.manifests_asked
+        pool.notice_changes = {}
+        await pool.publish(0)
+        await until(lambda: node.status.receipts == {"consumed": 6})
+
+
+async def test_a_banned_node_stops_with_the_coordinators_words(autojump_clock, pool):
+    """There is nothing to wait for; its status keeps why."""
+    pool.notice_changes = {"node_state": "banned", "node_reason": "forged rewards"}
+    async with pool.network.transport(pool.identity) as transport:
+        service = pool.service(transport)
+        with pytest.raises(ConfigurationError, match="the coordinator has banned this node: forged rewards"):
+            await service.run()
+        assert ("standing", "the coordinator has banned this node: forged rewards") in table(
+            service.status.model_dump()
+        )
+
+
+async def test_a_node_in_probation_shows_how_far_it_is(autojump_clock, pool):
+    """7 of 10 leases."""
+    pool.notice_changes = {"node_state": "probation", "warmup_returned": 7, "warmup_leases": 10}
+    await pool.publish(0)
+    async with pool.node() as node:
+        await until(lambda: node.status.node_state == "probation")
+        words = "in probation: 7 of its first 10 leases have come back"
+        assert ("standing", words) in table(node.status.model_dump())
+
+
+async def test_what_the_coordinator_warns_of_is_shown_and_logged_once(autojump_clock, pool, caplog):
+    """A second machine with the same key is the owner's to know, on the machine that goes on."""
+    pool.notice_changes = {"warning": "a second process with this node's key was refused"}
+    async with pool.node() as node:
+        await trio.sleep(60)
+        assert ("warning", "a second process with this node's key was refused") in table(node.status.model_dump())
+        assert caplog.text.count("the coordinator says: a second process") == 1
+        pool.notice_changes = {}
+        await until(lambda: not node.status.warning)
+
+
+async def test_a_process_whose_key_is_alive_elsewhere_waits_and_says_so(autojump_clock, pool):
+    """It is the spare: it takes over when the other one is over."""
+    pool.hello_refusal = Refused("identity_live", "another process uses this node's key", 20.0)
+    await pool.publish(0)
+    async with pool.node() as node:
+        await trio.sleep(120)
+        assert node.status.waiting_for == "another process uses this node's key"
+        assert len(pool.hellos) <= 8
+        assert {hello.session for hello in pool.hellos} == {pool.hellos[0].session}
+        pool.hello_refusal = None
+        await until(lambda: node.status.state == "working")
+
+
+async def test_a_process_that_stops_in_order_says_goodbye(autojump_clock, pool):
+    """Its last heartbeat says that it has stopped, in the session it had."""
+    await pool.publish(0)
+    async with pool.node() as node:
+        await until(lambda: node.status.state == "working")
+        session = pool.beats[-1][1].session
+        await node.goodbye()
+        assert (pool.beats[-1][1].state, pool.beats[-1][1].session) == ("stopped", session)
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped"])

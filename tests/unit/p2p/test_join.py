@@ -108,3 +108,10 @@ def test_round_trip(seed, ports, run, token):
     addresses = tuple(f"/ip4/198.51.100.{port % 256}/tcp/{port}" for port in ports)
     join = JoinString(peer=Identity(seed).peer_id, addresses=addresses, token=token, run=run)
     assert parse_join_string(str(join)) == join
+
+
+def test_a_pool_without_tokens_has_a_join_string_too():
+    """It says `none`: one that lost its end is still found out."""
+    text = f"echo2://{PEER}@203.0.113.7:4001/sums-1?token=none"
+    join = parse_join_string(text)
+    assert (join.token, str(join)) == ("", text)

@@ -13,7 +13,7 @@ import typer.main
 
 from echo2.coordinator import api, cli, settings_doc
 from echo2.coordinator import main as coordinator_main
-from echo2.coordinator.config import CoordinatorConfig, RunConfig
+from echo2.coordinator.config import AdmissionConfig, CoordinatorConfig, RunConfig
 from echo2.coordinator.ledger import LedgerUnavailable
 from echo2.coordinator.run_file import load_run_file
 from echo2.coordinator.views import StepView
@@ -34,8 +34,8 @@ COMMANDS = {
     "echo2-learner": typer.main.get_command(learner_main.app),
     "echo2-node": typer.main.get_command(node_main.app),
 }
-REST_ONLY = {"run_life.py"}
-"""Its refusals answer REST requests, not peers."""
+REST_ONLY = {"node_states.py", "run_life.py"}
+"""Their refusals answer REST requests, not peers."""
 
 
 def text(name: str) -> str:
@@ -100,11 +100,14 @@ def test_the_settings_shown_exist():
 
 
 def test_the_tables_of_settings_are_as_the_code_has_them():
-    """`python -m echo2.coordinator.settings_doc packaging/docs/researchers.md` mends it."""
-    page = text("researchers.md")
-    assert {name for name in settings_doc.TABLES if f"<!-- settings {name} -->" in page} == set(settings_doc.TABLES)
-    assert settings_doc.rewritten(page) == page
-    assert all(f"| `{key}` |" in page for key in RunConfig.model_fields)
+    """`python -m echo2.coordinator.settings_doc packaging/docs/*.md` mends them."""
+    pages = {name: text(name) for name in ("researchers.md", "operators.md")}
+    marked = [name for name in settings_doc.TABLES for page in pages.values() if f"<!-- settings {name} -->" in page]
+    assert sorted(marked) == sorted(settings_doc.TABLES)
+    for page in pages.values():
+        assert settings_doc.rewritten(page) == page
+    assert all(f"| `{key}` |" in pages["researchers.md"] for key in RunConfig.model_fields)
+    assert all(f"| `{key}` |" in pages["operators.md"] for key in AdmissionConfig.model_fields)
 
 
 def test_the_run_file_shown_is_one(tmp_path):
