@@ -111,6 +111,9 @@ class HeartbeatDesk:
             raise Refused("heartbeat_old", f"heartbeat {node.sequence} of this session is here already", 0.0)
         node.sequence = body.sequence
         node.says = body.state
+        if node.manifest_hash != body.manifest_hash:
+            node.installed_at = self._office.clock()
+        node.fetching = body.fetching
         node.epoch, node.version, node.manifest_hash = body.epoch, body.version, body.manifest_hash
         node.tokens_per_second = body.tokens_per_second
         late = [peer for peer in body.late if peer in self._office.pool.nodes]

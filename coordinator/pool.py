@@ -21,6 +21,8 @@ from .capacity import RateMeter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from echo2.p2p.messages import Fetching
+
     from .views import Health
 
 LATE_HEARTBEATS = 1.5
@@ -63,6 +65,10 @@ class NodeEntry:
     epoch: int | None = None
     version: int | None = None
     manifest_hash: bytes | None = None
+    installed_at: float | None = None
+    """When this process first heard that it uses that snapshot."""
+    fetching: Fetching | None = None
+    """How far its download is, by its own word."""
     tokens_per_second: float = 0.0
     idle_since: float | None = None
     """Since when its heartbeats have said that it holds and spools nothing."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from echo2.p2p.identity import Identity
     from echo2.p2p.join import JoinString
+    from echo2.p2p.messages import Fetching
     from echo2.p2p.transport import Transport
 
     from .config import NodeSettings
@@ -86,10 +87,12 @@ class Member:
         software: str,
         rng: random.Random,
         addresses: Callable[[], tuple[str, ...]],
+        fetching: Callable[[], Fetching | None] = lambda: None,
         was_member: Callable[[], bool] = lambda: False,
     ) -> None:
         self._situation = situation
         self._addresses = addresses
+        self._fetching = fetching
         self._unsaid = False
         self._was_member = was_member
         self._config = config
@@ -236,6 +239,9 @@ class Member:
     async def _heartbeat(self, membership: Membership) -> PoolNotice:
         self._sequence += 1
         situation, snapshot = self._situation, self._situation.installed
+        fetching = self._fetching()
+        if snapshot is not None and fetching is not None and fetching.manifest_hash == snapshot.manifest_hash:
+            fetching = None  # it is in use: said above
         body = HeartbeatBody(
             run=membership.descriptor.run,
             session=self._session,
@@ -250,6 +256,7 @@ class Member:
             tokens_per_second=situation.tokens_rate.per_second or 0.0,
             hold_seconds=membership.heartbeat_seconds,
             late=situation.late,
+            fetching=fetching,
         )
         reply = await request(
             self._transport,

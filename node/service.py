@@ -96,6 +96,7 @@ class NodeService:
             software=software,
             rng=rng,
             addresses=self._addresses,
+            fetching=self._broadcaster.fetching,
             was_member=lambda: spool.knows(join.run),
         )
         self._worker = Worker(

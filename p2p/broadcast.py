@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from . import bitmap
 from .chunk_server import ChunkServer, PeerTraffic
 from .chunks import chunks_of
 from .download import Download
 from .errors import Refused, SchemaViolation
 from .identity import open_signed, payload_hash
 from .manifest import accept_manifest
-from .messages import LATE_MAX, BroadcastPlan
+from .messages import FETCH_CELLS_MAX, FETCH_SOURCES_MAX, LATE_MAX, BroadcastPlan, Fetching
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,6 +62,8 @@ class Broadcaster:
         self._coordinator = coordinator
         self._server = ChunkServer(store, coordinator, clock=clock, complain=complain, traffic=self.traffic)
         self._download: Download | None = None
+        self._wanted: tuple[bytes, int] | None = None
+        """Manifest hash and chunks of the last snapshot asked for."""
         self._banned: tuple[bytes, set[str]] = (b"", set())
         self._late: tuple[bytes, set[str]] = (b"", set())
 
@@ -77,6 +80,22 @@ class Broadcaster:
             chunks_held=download.chunks_held,
             chunks=chunks_of(download.manifest),
             reason=download.reason,
+        )
+
+    def fetching(self) -> Fetching | None:
+        """The last snapshot asked for, as a heartbeat says how far it is; also when it is whole, or waits for a source.
+
+        None before the first one.
+        """
+        if self._wanted is None:
+            return None
+        manifest_hash, chunks = self._wanted
+        held, cells = self.store.held_bits(manifest_hash), min(chunks, FETCH_CELLS_MAX)
+        return Fetching(
+            manifest_hash=manifest_hash,
+            cells=bitmap.folded(held, chunks, cells).to_bytes(-(-cells // 8), "little"),
+            chunks_held=held.bit_count(),
+            sources=self._download.sources[:FETCH_SOURCES_MAX] if self._download is not None else (),
         )
 
     @property
@@ -137,6 +156,7 @@ class Broadcaster:
         if here is not None:
             return here
         await self.store.begin(reply.manifest, manifest)
+        self._wanted = manifest_hash, chunks_of(manifest)
         if self._banned[0] != manifest_hash:
             self._banned = (manifest_hash, set())
 

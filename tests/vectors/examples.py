@@ -15,6 +15,7 @@ from echo2.p2p.messages import (
     Culprit,
     Detail,
     DropCount,
+    Fetching,
     Finished,
     Heartbeat,
     HeartbeatBody,
@@ -117,6 +118,7 @@ HEARTBEAT = HeartbeatBody(
     tokens_per_second=310.5,
     hold_seconds=10.0,
     late=(SIGNER.peer_id,),
+    fetching=Fetching(manifest_hash=HASH, cells=b"\x05", chunks_held=2, sources=(SIGNER.peer_id,)),
 )
 NOTICE = PoolNotice(
     run=RUN,

@@ -225,7 +225,9 @@ class Node(Peer):
         )
         return await self.ask("hello", message, Welcome)
 
-    async def heartbeat(self, hold=0.0, manifest=None, held=0, sequence=None, session=None, state="working", late=()):
+    async def heartbeat(
+        self, hold=0.0, manifest=None, held=0, sequence=None, session=None, state="working", late=(), fetching=None
+    ):
         self.sequence += 1
         manifest = manifest or self.installed
         body = HeartbeatBody(
@@ -242,6 +244,7 @@ class Node(Peer):
             tokens_per_second=10.0,
             hold_seconds=hold,
             late=tuple(late),
+            fetching=fetching,
         )
         reply = await self.ask("heartbeat", Heartbeat(body=self.identity.sign("heartbeat", body)), HeartbeatReply, hold)
         return open_signed(reply.notice, self.world.coordinator.peer_id, "notice", PoolNotice)
