@@ -40,6 +40,9 @@ class RestConfig(Settings):
 
     host: Annotated[str, Field(min_length=1, description="an IP address or name to listen on")] = "127.0.0.1"
     port: Port = 8080
+    public_page: Annotated[
+        bool, Field(description="everybody may see /public/RUN: progress, reward and contributions, without a token")
+    ] = False
 
     @property
     def loopback(self) -> bool:

@@ -40,6 +40,7 @@ from echo2.tasks.catalog import make_task
 
 from . import schema
 from .admission import AdmissionDesk
+from .broadcast_view import broadcast_view
 from .broadcasts import BroadcastDesk
 from .heartbeats import HeartbeatDesk
 from .history import update
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from echo2.tasks.task import Task, TaskSpec
     from echo2.tasks.token_text import ModelText
 
+    from .broadcast_view import BroadcastView
     from .config import CoordinatorConfig
     from .history import Change
     from .ledger import Ledger
@@ -229,6 +231,10 @@ class CoordinatorService:
                 )
                 for row in rows
             ]
+
+    def broadcast_view(self, limit: int) -> BroadcastView:
+        """Where each node is with the newest snapshot; at most `limit` nodes, those that lack it first."""
+        return broadcast_view(self._office, limit)
 
     def decisions_view(self) -> list[dict[str, Any]]:
         """Who was activated and released, and by which numbers; the newest first, since the ledger was last loaded."""

@@ -15,6 +15,7 @@ TEMPLATE = """\
 [rest]
 # host = "127.0.0.1"                      # elsewhere, every request needs the operator's token
 # port = 8080
+# public_page = false                     # true: everybody may see /public/RUN, without a token
 
 [activation]                              # which of the nodes that are paid work; volunteers always do
 # prices = {}                             # dollars an hour by peer id, e.g. { "12D3KooW..." = 0.35 }
