@@ -87,7 +87,7 @@ class Member:
         software: str,
         rng: random.Random,
         addresses: Callable[[], tuple[str, ...]],
-        fetching: Callable[[], Fetching | None] = lambda: None,
+        fetching: Callable[[bytes | None], Fetching | None] = lambda _in_use: None,
         was_member: Callable[[], bool] = lambda: False,
     ) -> None:
         self._situation = situation
@@ -239,9 +239,6 @@ class Member:
     async def _heartbeat(self, membership: Membership) -> PoolNotice:
         self._sequence += 1
         situation, snapshot = self._situation, self._situation.installed
-        fetching = self._fetching()
-        if snapshot is not None and fetching is not None and fetching.manifest_hash == snapshot.manifest_hash:
-            fetching = None  # it is in use: said above
         body = HeartbeatBody(
             run=membership.descriptor.run,
             session=self._session,
@@ -256,7 +253,7 @@ class Member:
             tokens_per_second=situation.tokens_rate.per_second or 0.0,
             hold_seconds=membership.heartbeat_seconds,
             late=situation.late,
-            fetching=fetching,
+            fetching=self._fetching(snapshot.manifest_hash if snapshot else None),
         )
         reply = await request(
             self._transport,

@@ -82,12 +82,12 @@ class Broadcaster:
             reason=download.reason,
         )
 
-    def fetching(self) -> Fetching | None:
-        """The last snapshot asked for, as a heartbeat says how far it is; also when it is whole, or waits for a source.
+    def fetching(self, in_use: bytes | None = None) -> Fetching | None:
+        """How far the last snapshot asked for is, as a heartbeat says it: also when it is whole, or waits for a source.
 
-        None before the first one.
+        None before the first one, and when it is the one `in_use` (a manifest hash).
         """
-        if self._wanted is None:
+        if self._wanted is None or self._wanted[0] == in_use:
             return None
         manifest_hash, chunks = self._wanted
         held, cells = self.store.held_bits(manifest_hash), min(chunks, FETCH_CELLS_MAX)

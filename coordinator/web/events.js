@@ -3,8 +3,8 @@
 import { h, say, speak } from "./dom.js";
 import { clock, short } from "./format.js";
 import { section } from "./parts.js";
-import { list, page as onePage, withQuery } from "./rest.js";
-import { knownRuns, start, title } from "./shell.js";
+import { page as onePage, withQuery } from "./rest.js";
+import { allNodes, knownRuns, start, title } from "./shell.js";
 import { dataTable, filterBar } from "./table.js";
 
 const PAGE_EVENTS = 200;
@@ -76,7 +76,7 @@ start((page, look) => {
     const found = await onePage(`/v1/events?limit=${PAGE_EVENTS}`);
     const fresh = take(found, true);
     if (first || fresh) {
-      names = new Map((await list("/v1/nodes")).map((node) => [node.peer, node.name]));
+      names = new Map((await allNodes()).map((node) => [node.peer, node.name]));
       for (const run of knownRuns()) names.set(run.learner, "the learner");
     }
     if (!first && fresh) speak(`${fresh} new ${fresh === 1 ? "event" : "events"}`);

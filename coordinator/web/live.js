@@ -9,7 +9,7 @@ const GATHER_SECONDS = 0.4;
 const WAIT_SECONDS_MAX = 15;
 
 /**
- * Calls `refresh` again and again; `tell` hears {state: "live" | "away" | "refused", since, error, next}.
+ * Calls `refresh` again and again; `tell` hears {state: "live" | "away" | "refused" | "broken", since, error, next}.
  * Returns a function that refreshes now.
  */
 export function live(refresh, tell, { seconds = POLL_SECONDS, stream = true } = {}) {
@@ -33,15 +33,16 @@ export function live(refresh, tell, { seconds = POLL_SECONDS, stream = true } = 
       [failures, since] = [0, null];
       tell({ state: "live" });
     } catch (error) {
-      if (!(error instanceof NoAnswer || error instanceof Problem)) throw error;
+      const ours = !(error instanceof NoAnswer || error instanceof Problem);
+      if (ours) console.error(error);
       failures += 1;
       since ??= new Date();
       wait = Math.min(WAIT_SECONDS_MAX, seconds * 2 ** Math.min(failures - 1, 4));
       const refused = error instanceof Problem && (error.status === 401 || error.status === 403);
-      tell({ state: refused ? "refused" : "away", since, error, next: wait });
+      tell({ state: ours ? "broken" : refused ? "refused" : "away", since, error, next: wait });
     } finally {
       busy = false;
-      timer = setTimeout(look, again ? 1000 * GATHER_SECONDS : 1000 * wait);
+      if (!document.hidden) timer = setTimeout(look, again ? 1000 * GATHER_SECONDS : 1000 * wait);
       again = false;
     }
   }

@@ -14,9 +14,10 @@ export function figures(label) {
 
 /** What is the matter, in words, the worst first: each {tone: "bad" | "warn" | "ok" | "wait", text}. */
 export function matters() {
-  const element = h("ul", { class: "matters", role: "status", "aria-live": "polite", "aria-label": "what is the matter" });
+  const lines = h("ul", { class: "matters" });
+  const element = h("div", { role: "status", "aria-live": "polite" }, lines);
   const words = { bad: "trouble", warn: "look", wait: "waiting", ok: "well" };
-  return [element, region(element, (found) => found.map(({ tone, text }) =>
+  return [element, region(lines, (found) => found.map(({ tone, text }) =>
     h("li", { class: tone }, h("strong", {}, words[tone]), h("span", {}, text))))];
 }
 

@@ -4,8 +4,8 @@ import { h, region } from "./dom.js";
 import { askReason, invite } from "./dialog.js";
 import { ago, count, digits, dollars, duration, number, rho } from "./format.js";
 import { chip, figures, gauge, matters, reasons, rolloutStates, runMatters, section, standing, whyNoMinimum } from "./parts.js";
-import { get, list, may } from "./rest.js";
-import { knownRuns, start, title } from "./shell.js";
+import { get, may } from "./rest.js";
+import { allNodes, knownRuns, start, title } from "./shell.js";
 import { dataTable, filterBar } from "./table.js";
 
 const COLUMNS = [
@@ -50,7 +50,7 @@ start((page, look) => {
     section("Nodes", h("div", { class: "bar" }, bar, tools), table.element),
     h("div", { class: "two" }, section("Rollouts by state", states), section("Lost, by reason", refused)));
   return async () => {
-    const [pool, nodes] = await Promise.all([get("/v1/pool"), list("/v1/nodes")]);
+    const [pool, nodes] = await Promise.all([get("/v1/pool"), allNodes()]);
     const found = knownRuns();
     showMatter(found.length ? found.flatMap((run, place) => runMatters(run, place ? null : pool)) : [{ tone: "wait", text: "this coordinator has no run" }]);
     showRuns(found.map(({ run, task, model, state, version, learner_version, steps, reward_mean, bubble }) =>

@@ -5,8 +5,8 @@ import { chart } from "./chart.js";
 import { askReason } from "./dialog.js";
 import { count, digits, dollars, duration, nats, number, percent } from "./format.js";
 import { chip, figures, gauge, matters, progress, rolloutStates, runMatters, section, whyNoMinimum } from "./parts.js";
-import { Problem, get, list, may } from "./rest.js";
-import { start, title } from "./shell.js";
+import { Problem, get, may } from "./rest.js";
+import { allNodes, start, title } from "./shell.js";
 
 const HISTOGRAM_STEPS = 50;
 const RECENT_STEPS = 10;
@@ -63,7 +63,7 @@ start((page, look) => {
       title("No such run");
       return;
     }
-    const [pool, nodes] = await Promise.all([get("/v1/pool"), list("/v1/nodes")]);
+    const [pool, nodes] = await Promise.all([get("/v1/pool"), allNodes()]);
     showHeading(run.state);
     showTools({ state: run.state, pause: may("pause"), resume: may("resume"), stop: may("stop") });
     showMatter(runMatters(run, pool));

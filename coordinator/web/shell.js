@@ -10,6 +10,18 @@ const PAGES = [["/", "Pool", "pool"], ["", "Run", "run"], ["/broadcast", "Broadc
 
 let runs = [];
 
+const NODES_PER_SECOND = 100;
+let nodes = [];
+let nodesAt = -Infinity;
+
+/** Every node. A large pool is asked for less often than each look: a thousand nodes are most of a megabyte. */
+export async function allNodes() {
+  if (performance.now() - nodesAt < (1000 * nodes.length) / NODES_PER_SECOND - 1000) return nodes;
+  nodes = await list("/v1/nodes");
+  nodesAt = performance.now();
+  return nodes;
+}
+
 /** The runs of this coordinator, as the last look found them. */
 export const knownRuns = () => runs;
 
@@ -67,6 +79,8 @@ export function connection(state) {
     } else {
       const words = now === "refused"
         ? `${error.message}. Sign in to see this.`
+        : now === "broken"
+        ? `This page cannot show what the coordinator answered (${error.message}). Load it again; it may be of another release.`
         : `The coordinator does not answer since ${clock(since / 1000).time} (${error.message}). What is shown is from before; trying again every ${span(next)}.`;
       notice.hidden = false;
       say(notice, words);

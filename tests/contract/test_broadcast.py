@@ -109,6 +109,7 @@ async def test_a_node_says_how_far_its_download_is(world, clock):
     whole = node.broadcaster.fetching()
     assert (whole.chunks_held, whole.sources) == (CHUNKS, ())
     assert int.from_bytes(whole.cells, "little") == (1 << CHUNKS) - 1
+    assert node.broadcaster.fetching(manifest_hash) is None  # it is in use: nothing more to say
 
 
 class LyingStore(MemoryStore):

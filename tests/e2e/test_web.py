@@ -419,6 +419,15 @@ def test_who_may_not_read_is_asked_to_sign_in(tab):
     tab.faults = [fault for fault in tab.faults if "401" not in fault]
 
 
+def test_an_answer_of_another_release_is_said(tab):
+    """What the page cannot show ends in words, not in a page that loads for ever."""
+    tab.page.route("**/v1/pool", lambda route: route.fulfill(json={"something": "else"}))
+    tab.page.goto(f"{tab.stage.url}/")
+    expect(tab.page.locator("#notice")).to_contain_text("This page cannot show what the coordinator answered")
+    assert tab.faults
+    tab.faults = []
+
+
 def test_the_public_page_needs_nobody_and_tells_no_secrets(tab, stage):
     """Curve, progress and contributions by name; in what is sent there is no peer id and no price."""
     page = tab.go(f"/public/{RUN}")
