@@ -8,7 +8,7 @@ const MARGIN = { top: 10, right: 14, bottom: 40, left: 58 };
 const TABLE_ROWS_MAX = 500;
 
 /** Round steps that cover [low, high] with about `count` of them. */
-export function ticks(low, high, count, whole = false) {
+function ticks(low, high, count, whole = false) {
   const raw = (high - low) / Math.max(count, 1) || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   let step = [1, 2, 2.5, 5, 10].map((part) => part * power).find((size) => size >= raw - 1e-12);
@@ -63,12 +63,16 @@ export function chart(spec) {
     const parts = [];
     const bottom = MARGIN.top + at.inner.height;
     for (const value of ticks(at.low, at.high, 4)) {
-      parts.push(s("line", { class: "grid", x1: MARGIN.left, x2: at.width - MARGIN.right, y1: at.y(value), y2: at.y(value) }));
-      parts.push(s("text", { class: "tick end", x: MARGIN.left - 6, y: at.y(value) + 4 }, digits(Number(value.toPrecision(6)))));
+      parts.push(s("line",
+        { class: "grid", x1: MARGIN.left, x2: at.width - MARGIN.right, y1: at.y(value), y2: at.y(value) }));
+      parts.push(s("text", { class: "tick end", x: MARGIN.left - 6, y: at.y(value) + 4 },
+        digits(Number(value.toPrecision(6)))));
     }
-    const marks = spec.kind === "bars" ? thin(state.xs, at.inner.width / 34) : ticks(at.left, at.right, at.inner.width / 60, true);
+    const marks = spec.kind === "bars" ? thin(state.xs, at.inner.width / 34)
+      : ticks(at.left, at.right, at.inner.width / 60, true);
     for (const value of marks) {
-      parts.push(s("text", { class: "tick middle", x: at.x(value), y: bottom + 16 }, spec.x.name?.(value) ?? digits(value)));
+      parts.push(s("text", { class: "tick middle", x: at.x(value), y: bottom + 16 },
+        spec.x.name?.(value) ?? digits(value)));
     }
     parts.push(s("line", { class: "axis", x1: MARGIN.left, x2: at.width - MARGIN.right, y1: bottom, y2: bottom }));
     parts.push(s("text", { class: "label middle", x: MARGIN.left + at.inner.width / 2, y: HEIGHT - 5 }, spec.x.label));
@@ -83,7 +87,8 @@ export function chart(spec) {
     if (spec.kind === "bars") {
       const wide = Math.max(1, Math.min(46, (0.8 * at.inner.width) / (at.right - at.left)));
       return one.points.map(([x, y]) =>
-        s("rect", { class: `bar ${tone}`, x: at.x(x) - wide / 2, y: at.y(y), width: wide, height: Math.max(0, at.y(at.low) - at.y(y)) }));
+        s("rect", { class: `bar ${tone}`, x: at.x(x) - wide / 2, y: at.y(y), width: wide,
+          height: Math.max(0, at.y(at.low) - at.y(y)) }));
     }
     if (one.style === "points") {
       return one.points.map(([x, y]) => s("circle", { class: `point ${tone}`, cx: at.x(x), cy: at.y(y), r: 4 }));
@@ -117,15 +122,16 @@ export function chart(spec) {
       .filter(([, candidate]) => candidate);
     state.mark.replaceChildren(
       s("line", { class: "cursor-line", x1: at.x(x), x2: at.x(x), y1: MARGIN.top, y2: MARGIN.top + at.inner.height }),
-      ...found.map(([one, [, y]]) => s("circle", { class: `point tone-${one.tone ?? 1}`, cx: at.x(x), cy: at.y(y), r: 4.5 })),
+      ...found.map(([one, [, y]]) =>
+        s("circle", { class: `point tone-${one.tone ?? 1}`, cx: at.x(x), cy: at.y(y), r: 4.5 })),
     );
     tip.replaceChildren(
       h("strong", {}, `${spec.x.label} ${spec.x.name?.(x) ?? digits(x)}`),
       ...found.map(([one, [, y]]) => h("div", {}, `${one.name}: ${written(y)}`)),
     );
     tip.hidden = false;
-    const left = Math.min(Math.max(at.x(x) + 10, 0), Math.max(0, at.width - tip.offsetWidth - 2));
-    tip.style.left = `${at.x(x) + 10 + tip.offsetWidth > at.width ? Math.max(0, at.x(x) - tip.offsetWidth - 10) : left}px`;
+    const [right, wide] = [at.x(x) + 10, tip.offsetWidth];
+    tip.style.left = `${right + wide > at.width ? Math.max(0, right - wide - 20) : right}px`;
     say(live, tip.textContent);
   }
 
@@ -180,7 +186,8 @@ export function chart(spec) {
     if (now === state.shown) return;
     state.shown = now;
     state.series = series.filter((one) => one.points.length);
-    state.xs = [...new Set(state.series.flatMap((one) => one.points.map((candidate) => candidate[0])))].sort((a, b) => a - b);
+    state.xs = [...new Set(state.series.flatMap((one) => one.points.map((candidate) => candidate[0])))].sort((a, b) =>
+      a - b);
     if (state.cursor !== null) state.cursor = Math.min(state.cursor, state.xs.length - 1);
     const none = !state.xs.length;
     say(empty, none ? `- (${reason})` : "");
@@ -190,8 +197,10 @@ export function chart(spec) {
       h("li", {}, s("svg", { class: "key", width: 18, height: 10, "aria-hidden": "true" },
         one.style === "points"
           ? s("circle", { class: `point tone-${one.tone ?? 1}`, cx: 9, cy: 5, r: 4 })
-          : s("path", { class: `line tone-${one.tone ?? 1}${one.style === "dashed" ? " dashed" : ""}`, d: "M0 5H18" })), one.name)));
-    svg.setAttribute("aria-label", none ? spec.title : `${spec.title}. ${summary(state.series, spec, written)} Arrow keys read the points.`);
+          : s("path", { class: `line tone-${one.tone ?? 1}${one.style === "dashed" ? " dashed" : ""}`, d: "M0 5H18" })),
+            one.name)));
+    svg.setAttribute("aria-label",
+      none ? spec.title : `${spec.title}. ${summary(state.series, spec, written)} Arrow keys read the points.`);
     draw();
     fill();
   }
@@ -203,7 +212,9 @@ function summary(series, spec, written) {
     .map((one) => {
       const last = one.points[one.points.length - 1];
       const ys = one.points.map((candidate) => candidate[1]);
-      return `${one.name}: ${one.points.length} values from ${written(Math.min(...ys))} to ${written(Math.max(...ys))}, at ${spec.x.label} ${digits(last[0])}: ${written(last[1])}.`;
+      const [least, most] = [written(Math.min(...ys)), written(Math.max(...ys))];
+      const newest = `at ${spec.x.label} ${digits(last[0])}: ${written(last[1])}`;
+      return `${one.name}: ${one.points.length} values from ${least} to ${most}, ${newest}.`;
     })
     .join(" ");
 }
@@ -218,7 +229,8 @@ function tableOf(spec, state, written) {
   const lookup = state.series.map((one) => new Map(one.points));
   return h(
     "table", { class: "plain" },
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, spec.x.label), ...state.series.map((one) => h("th", { scope: "col" }, one.name)))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, spec.x.label),
+      ...state.series.map((one) => h("th", { scope: "col" }, one.name)))),
     h("tbody", {}, ...rows.map((x) =>
       h("tr", {}, h("th", { scope: "row" }, spec.x.name?.(x) ?? digits(x)),
         ...lookup.map((points) => h("td", { class: "num" }, points.has(x) ? written(points.get(x)) : "-"))))),

@@ -13,7 +13,8 @@ function open(title, ...content) {
   });
   dialog.addEventListener("keydown", (event) => {
     if (event.key !== "Tab") return;
-    const inside = [...dialog.querySelectorAll("button, input, textarea, select, a[href]")].filter((one) => !one.disabled && one.offsetParent);
+    const inside = [...dialog.querySelectorAll("button, input, textarea, select, a[href]")].filter((one) =>
+      !one.disabled && one.offsetParent);
     const edge = event.shiftKey ? inside[0] : inside[inside.length - 1];
     if (inside.length && document.activeElement === edge) {
       event.preventDefault();
@@ -46,7 +47,8 @@ function formDialog({ title, about, fields, verb, tone, act }) {
         fields.find((field) => field.matches?.("input, textarea"))?.focus();
       }
     },
-  }, ...(about ? [h("p", { id: "dialog-about" }, about)] : []), ...fields, wrong, h("div", { class: "buttons" }, cancel, confirm));
+  }, ...(about ? [h("p", { id: "dialog-about" }, about)] : []), ...fields, wrong,
+    h("div", { class: "buttons" }, cancel, confirm));
   const dialog = open(title, form);
   if (about) dialog.setAttribute("aria-describedby", "dialog-about");
   form.querySelector("input, textarea")?.focus();
@@ -82,9 +84,11 @@ export function invite() {
       const made = await change("/v1/tokens", { uses: Number(uses), expires_hours: Number(hours) });
       return () => {
         const dialog = open("The join string",
-          h("p", {}, "It is shown this once. Send it to those whom you let in; they paste it behind \u201cecho2-node run --join\u201d."),
+          h("p", {}, "It is shown this once. Send it to those whom you let in."),
+          h("p", {}, "They paste it behind \u201cecho2-node run --join\u201d."),
           h("textarea", { readonly: true, rows: 4, "aria-label": "join string" }, made.join),
-          h("div", { class: "buttons" }, h("button", { type: "button", class: "primary", onclick: () => dialog.close() }, "Done")));
+          h("div", { class: "buttons" },
+            h("button", { type: "button", class: "primary", onclick: () => dialog.close() }, "Done")));
         dialog.querySelector("textarea").select();
       };
     },
@@ -98,13 +102,15 @@ export function signInDialog(done) {
     about: "With the token that \u201cecho2-coordinator init\u201d printed, or one that an operator made for you.",
     fields: [
       h("label", { for: "token" }, "Token"),
-      h("input", { id: "token", name: "token", type: "password", autocomplete: "current-password", required: true, maxlength: 512 }),
+      h("input", { id: "token", name: "token", type: "password", autocomplete: "current-password", required: true,
+        maxlength: 512 }),
     ],
     act: async ({ token }) => {
       try {
         await signIn(token.trim());
       } catch (error) {
-        if (error.status === 404 || error.status === 405) throw new Error("this coordinator has no sign-in for web pages");
+        if (error.status === 404
+          || error.status === 405) throw new Error("this coordinator has no sign-in for web pages");
         throw error;
       }
       if (!currentSession()) throw new Error("the coordinator took the token but opened no session");
@@ -119,7 +125,8 @@ export function help() {
   if (document.querySelector("dialog[open]")) return;
   const off = h("input", { type: "checkbox", id: "shortcuts" });
   off.checked = localStorage.getItem(SHORTCUTS_OFF) === null;
-  off.addEventListener("change", () => (off.checked ? localStorage.removeItem(SHORTCUTS_OFF) : localStorage.setItem(SHORTCUTS_OFF, "1")));
+  off.addEventListener("change",
+    () => (off.checked ? localStorage.removeItem(SHORTCUTS_OFF) : localStorage.setItem(SHORTCUTS_OFF, "1")));
   const key = (name, what) => h("div", {}, h("dt", {}, h("kbd", {}, name)), h("dd", {}, what));
   const dialog = open("Keys and words",
     h("dl", { class: "keys" },
@@ -129,7 +136,8 @@ export function help() {
     h("dl", { class: "words" },
       ...[
         ["mu", "accepted rollouts a second of a node, over the time in which it held work"],
-        ["mu_min, mu_target", "what the pool must make so that the learner does not wait (equation 2), and what we aim at"],
+        ["mu_min, mu_target",
+          "what the pool must make so that the learner does not wait (equation 2), and what we aim at"],
         ["rho", "what 1,000 rollouts of a paid node cost"],
         ["version lag", "how many training steps older the node's snapshot is than the newest"],
         ["T_bcast, T_train", "from a publication until enough nodes use it; one training step"],
@@ -137,6 +145,7 @@ export function help() {
         ["staleness", "training steps between the policy that made a rollout and the one that is trained"],
         ["-", "not measured, or there is none; its reason is shown when you point at it"],
       ].map(([word, meaning]) => h("div", {}, h("dt", {}, word), h("dd", {}, meaning)))),
-    h("div", { class: "buttons" }, h("button", { type: "button", class: "primary", onclick: () => dialog.close() }, "Close")));
+    h("div", { class: "buttons" },
+      h("button", { type: "button", class: "primary", onclick: () => dialog.close() }, "Close")));
   dialog.querySelector(".buttons button").focus();
 }

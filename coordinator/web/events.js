@@ -19,7 +19,9 @@ start((page, look) => {
   const subject = (event) => (/^[1-9A-HJ-NP-Za-km-z]{40,64}$/.test(event.subject)
     ? { text: names.get(event.subject) ?? short(event.subject), href: `/nodes/${event.subject}`, title: event.subject }
     : { text: event.subject });
-  const actor = (event) => (names.has(event.actor) ? { text: names.get(event.actor), title: event.actor } : { text: event.actor.length > 40 ? short(event.actor) : event.actor, title: event.actor });
+  const actor = (event) =>
+    (names.has(event.actor) ? { text: names.get(event.actor), title: event.actor }
+    : { text: event.actor.length > 40 ? short(event.actor) : event.actor, title: event.actor });
   const when = (event) => {
     const at = clock(event.wall_seconds);
     return { text: `${at.day} ${at.time}`, title: at.iso };
@@ -29,12 +31,14 @@ start((page, look) => {
     { name: "who", cell: actor, sort: (event) => event.actor },
     { name: "what", cell: (event) => ({ text: event.action }), sort: (event) => event.action },
     { name: "to", cell: subject, sort: (event) => event.subject },
-    { name: "why", long: true, cell: (event) => (event.reason ? { text: event.reason } : { none: "nothing was said" }), sort: (event) => event.reason || null },
+    { name: "why", long: true, cell: (event) => (event.reason ? { text: event.reason } : { none: "nothing was said" }),
+      sort: (event) => event.reason || null },
   ], { key: (event) => String(event.id), label: "events", order: ["when", true], empty: "nothing has happened yet" });
   const bar = filterBar({
     label: "filter the events",
     changed: ({ text }) => table.filter((event) =>
-      `${event.actor} ${event.action} ${event.subject} ${names.get(event.subject) ?? ""} ${event.reason}`.toLowerCase().includes(text)),
+      [event.actor, event.action, event.subject, names.get(event.subject), event.reason]
+        .join(" ").toLowerCase().includes(text)),
   });
   const hold = h("input", { type: "checkbox", id: "hold" });
   const state = h("span", { class: "quiet" });
@@ -42,7 +46,8 @@ start((page, look) => {
   older.addEventListener("click", async () => {
     older.disabled = true;
     try {
-      const found = await onePage(cursor === null ? `/v1/events?limit=${PAGE_EVENTS}&before=${before}` : withQuery(`/v1/events?limit=${PAGE_EVENTS}`, "cursor", cursor));
+      const found = await onePage(cursor === null ? `/v1/events?limit=${PAGE_EVENTS}&before=${before}`
+        : withQuery(`/v1/events?limit=${PAGE_EVENTS}`, "cursor", cursor));
       take(found);
       speak(`${found.items.length} older events`);
     } catch (error) {
@@ -57,7 +62,9 @@ start((page, look) => {
     look();
   });
   page.append(h("h1", {}, "Events"),
-    section("What happened", h("div", { class: "bar start" }, bar, h("span", {}, hold, " ", h("label", { for: "hold" }, "hold")), state), table.element,
+    section("What happened",
+      h("div", { class: "bar start" }, bar, h("span", {}, hold, " ", h("label", { for: "hold" }, "hold")), state),
+      table.element,
       h("div", { class: "buttons" }, older)));
 
   function take({ items, next }, newest = false) {

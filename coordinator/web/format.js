@@ -58,7 +58,8 @@ export function clock(wallSeconds) {
   const date = new Date(1000 * wallSeconds);
   const two = (value) => String(value).padStart(2, "0");
   const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
-  return { day, time: `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`, iso: date.toISOString() };
+  return { day, time: `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`,
+    iso: date.toISOString() };
 }
 
 /** The end of a peer id: its beginning is the same for all. */

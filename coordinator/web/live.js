@@ -58,7 +58,8 @@ export function live(refresh, tell, { seconds = POLL_SECONDS, stream = true } = 
   async function follow() {
     for (;;) {
       try {
-        const reply = await fetch("/v1/events/stream", { headers: { Accept: "text/event-stream" }, credentials: "same-origin" });
+        const reply = await fetch("/v1/events/stream",
+          { headers: { Accept: "text/event-stream" }, credentials: "same-origin" });
         if (reply.status === 404 || reply.status === 405) return; // this coordinator has none
         if (reply.ok && reply.body) {
           const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();

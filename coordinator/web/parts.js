@@ -1,7 +1,7 @@
 // Parts that several pages share: figures with their words, states as chips, the gauge of the pool's speed.
 
 import { h, region, s, shown } from "./dom.js";
-import { digits, rate } from "./format.js";
+import { count, digits, percent, rate } from "./format.js";
 
 /** Tiles of figures: each {label, value: {text | none}, about}. Returns [element, update]. */
 export function figures(label) {
@@ -9,14 +9,15 @@ export function figures(label) {
   return [element, region(element, (tiles) => tiles.map((tile) =>
     h("div", { class: "figure", title: tile.about },
       h("dt", {}, tile.label),
-      h("dd", {}, shown(tile.value), tile.value.none === undefined ? null : h("small", { "aria-hidden": "true" }, tile.value.none)))))];
+      h("dd", {}, shown(tile.value),
+        tile.value.none === undefined ? null : h("small", { "aria-hidden": "true" }, tile.value.none)))))];
 }
 
 /** What is the matter, in words, the worst first: each {tone: "bad" | "warn" | "ok" | "wait", text}. */
 export function matters() {
   const lines = h("ul", { class: "matters" });
   const element = h("div", { role: "status", "aria-live": "polite" }, lines);
-  const words = { bad: "trouble", warn: "look", wait: "waiting", ok: "well" };
+  const words = { bad: "trouble", warn: "warning", wait: "waiting", ok: "well" };
   return [element, region(lines, (found) => found.map(({ tone, text }) =>
     h("li", { class: tone }, h("strong", {}, words[tone]), h("span", {}, text))))];
 }
@@ -27,12 +28,16 @@ export function runMatters(run, pool) {
   if (pool?.trouble) found.push({ tone: "bad", text: pool.trouble });
   const over = ["finished", "stopped"].includes(run.state);
   if (run.waiting) found.push({ tone: "wait", text: `${run.run} waits for: ${run.waiting}` });
-  if (!run.learner_connected && !over) found.push({ tone: "warn", text: `the learner of ${run.run} has not been heard of for a minute` });
+  if (!run.learner_connected
+    && !over) found.push({ tone: "warn", text: `the learner of ${run.run} has not been heard of for a minute` });
   if (run.state === "running" && pool && pool.mu_min !== null && pool.mu_pool < pool.mu_min) {
-    found.push({ tone: "warn", text: `the pool is too slow for ${run.run}: ${digits(pool.mu_pool)} rollouts/s of the ${digits(pool.mu_min)} it needs` });
+    const makes = `${digits(pool.mu_pool)} rollouts/s, it needs ${digits(pool.mu_min)}`;
+    found.push({ tone: "warn", text: `the pool is too slow for ${run.run}: ${makes}` });
   }
-  if (run.state === "paused") found.push({ tone: "warn", text: `${run.run} is paused${run.state_reason ? `: ${run.state_reason}` : ""}` });
-  if (over) found.push({ tone: "ok", text: `${run.run} is ${run.state}${run.state_reason ? `: ${run.state_reason}` : ""}` });
+  if (run.state === "paused") found.push({ tone: "warn",
+    text: `${run.run} is paused${run.state_reason ? `: ${run.state_reason}` : ""}` });
+  if (over) found.push({ tone: "ok",
+    text: `${run.run} is ${run.state}${run.state_reason ? `: ${run.state_reason}` : ""}` });
   if (!found.length) found.push({ tone: "ok", text: `${run.run} is ${run.state}: leases flow` });
   return found;
 }
@@ -65,25 +70,32 @@ export function gauge() {
   return [element, region(element, ({ mu_pool, mu_min, mu_target, why }) => {
     const top = 1.25 * Math.max(mu_pool, mu_target ?? 0, mu_min ?? 0) || 1;
     const x = (value) => (1000 * value) / top;
-    const enough = mu_min === null ? null : mu_pool >= (mu_target ?? mu_min) ? "ok" : mu_pool >= mu_min ? "warn" : "bad";
+    const enough = mu_min === null ? null : mu_pool >= (mu_target ?? mu_min) ? "ok" : mu_pool >= mu_min ? "warn"
+      : "bad";
     const mark = (value, name) => value === null ? null
       : s("g", { class: `mark ${name}` }, s("line", { x1: x(value), x2: x(value), y1: 0, y2: 26 }));
+    const makes = `the pool makes ${digits(mu_pool)} rollouts/s`;
+    const needs = `the learner needs ${digits(mu_min ?? 0)} (mu_min)`;
+    const aim = `we aim at ${digits(mu_target ?? mu_min ?? 0)} (mu_target)`;
     const words = {
       null: `The pool makes ${digits(mu_pool)} rollouts/s. What it needs is not known: ${why}.`,
-      ok: `Enough: the pool makes ${digits(mu_pool)} rollouts/s; the learner needs ${digits(mu_min ?? 0)} (mu_min), and we aim at ${digits(mu_target ?? mu_min ?? 0)} (mu_target).`,
-      warn: `Just enough: the pool makes ${digits(mu_pool)} rollouts/s, above the ${digits(mu_min ?? 0)} that the learner needs (mu_min), below the ${digits(mu_target ?? 0)} that we aim at (mu_target).`,
-      bad: `Too slow: the pool makes ${digits(mu_pool)} rollouts/s, the learner needs ${digits(mu_min ?? 0)} (mu_min), and we aim at ${digits(mu_target ?? 0)} (mu_target). It will wait.`,
+      ok: `Enough: ${makes}; ${needs}, and ${aim}.`,
+      warn: `Just enough: ${makes}; ${needs}, but ${aim}.`,
+      bad: `Too slow: ${makes}, ${needs}, and ${aim}. It will wait.`,
     }[enough];
     return [
-      s("svg", { viewBox: "0 0 1000 26", height: 26, width: "100%", preserveAspectRatio: "none", "aria-hidden": "true" },
+      s("svg", { viewBox: "0 0 1000 26", height: 26, width: "100%", preserveAspectRatio: "none",
+        "aria-hidden": "true" },
         s("rect", { class: "track", x: 0, y: 6, width: 1000, height: 14 }),
         s("rect", { class: `fill ${enough ?? ""}`, x: 0, y: 6, width: Math.max(x(mu_pool), 0), height: 14 }),
         mark(mu_min, "minimum"), mark(mu_target, "target")),
       h("p", { class: "gauge-words" }, words),
       h("ul", { class: "legend", "aria-hidden": "true" },
-        h("li", {}, s("svg", { class: "key", width: 18, height: 10 }, s("rect", { class: `fill ${enough ?? ""}`, width: 18, height: 10 })), `mu_pool ${digits(mu_pool)}`),
+        h("li", {}, s("svg", { class: "key", width: 18, height: 10 },
+          s("rect", { class: `fill ${enough ?? ""}`, width: 18, height: 10 })), `mu_pool ${digits(mu_pool)}`),
         ...[["minimum", "mu_min", mu_min], ["target", "mu_target", mu_target]].map(([name, word, value]) =>
-          h("li", {}, s("svg", { class: "key", width: 18, height: 10 }, s("g", { class: `mark ${name}` }, s("line", { x1: 9, x2: 9, y1: 0, y2: 10 }))),
+          h("li", {}, s("svg", { class: "key", width: 18, height: 10 },
+            s("g", { class: `mark ${name}` }, s("line", { x1: 9, x2: 9, y1: 0, y2: 10 }))),
             `${word} ${rate(value).text ?? "-"}`))),
     ];
   })];
@@ -104,7 +116,8 @@ const MEANINGS = {
 export function rolloutStates() {
   const element = h("div", { class: "scroll" });
   return [element, region(element, (counts) => h("table", { class: "plain states" },
-    h("thead", {}, h("tr", {}, ...["state", "rollouts", "share", "meaning"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", {}, h("tr", {},
+      ...["state", "rollouts", "share", "meaning"].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, ...Object.entries(counts).map(([state, value]) => h("tr", {},
       h("th", { scope: "row" }, state),
       h("td", { class: "num" }, value.toLocaleString("en")),
@@ -119,8 +132,10 @@ export function reasons(empty) {
     const sorted = Object.entries(counts).sort(([, a], [, b]) => b - a);
     if (!sorted.length) return h("p", { class: "quiet" }, empty);
     return h("table", { class: "plain" },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "state and reason"), h("th", { scope: "col", class: "num" }, "rollouts"))),
-      h("tbody", {}, ...sorted.map(([reason, value]) => h("tr", {}, h("th", { scope: "row" }, reason), h("td", { class: "num" }, value.toLocaleString("en"))))));
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "state and reason"),
+        h("th", { scope: "col", class: "num" }, "rollouts"))),
+      h("tbody", {}, ...sorted.map(([reason, value]) =>
+        h("tr", {}, h("th", { scope: "row" }, reason), h("td", { class: "num" }, value.toLocaleString("en"))))));
   })];
 }
 
@@ -135,5 +150,5 @@ export function progress(label) {
   const element = h("div", { class: "progress" });
   return [element, region(element, ({ done, all }) => [
     h("progress", { max: all, value: Math.min(done, all), "aria-label": label }),
-    h("span", {}, `step ${done.toLocaleString("en")} of ${all.toLocaleString("en")} (${digits((100 * done) / all)} %)`)])];
+    h("span", {}, `step ${count(done).text} of ${count(all).text} (${percent(done / all).text})`)])];
 }

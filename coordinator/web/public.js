@@ -17,20 +17,26 @@ const page = h("div", { class: "page" });
 const heading = h("h1", {}, name);
 const showHeading = region(heading, (state) => [name, " ", h("span", { class: `chip ${chip(state).tone}` }, state)]);
 const about = h("p", { class: "quiet" });
-const showAbout = region(about, ({ task, model }) => `The model ${model} learns the task ${task}, with rollouts that volunteers' computers generate.`);
+const showAbout = region(about,
+  ({ task, model }) =>
+  `The model ${model} learns the task ${task}, with rollouts that volunteers' computers generate.`);
 const [bar, showBar] = progress("training steps");
 const [tiles, showTiles] = figures("the run in figures");
-const reward = chart({ title: "Reward", about: "mean of each training step, and of prompts it never trains on", x: { label: "step" }, y: { label: "mean reward" } });
+const reward = chart({ title: "Reward", about: "mean of each training step, and of prompts it never trains on",
+  x: { label: "step" }, y: { label: "mean reward" } });
 const table = dataTable([
   { name: "contributor", cell: (one) => ({ text: one.name }), sort: (one) => one.name },
   { name: "nodes", num: true, cell: (one) => count(one.nodes), sort: (one) => one.nodes },
   { name: "rollouts trained on", num: true, cell: (one) => count(one.trained_on), sort: (one) => one.trained_on },
   { name: "rollouts accepted", num: true, cell: (one) => count(one.accepted), sort: (one) => one.accepted },
-], { key: (one) => one.name, label: "contributions", cards: false, order: ["rollouts trained on", true], empty: "nobody yet" });
+], { key: (one) => one.name, label: "contributions", cards: false, order: ["rollouts trained on", true],
+  empty: "nobody yet" });
 const left = h("p", { class: "quiet" });
 const showLeft = region(left, (number) => (number ? `and ${count(number).text} more` : ""));
-page.append(heading, about, bar, section("So far", tiles), section("What it learns", h("div", { class: "charts one" }, reward.element)),
-  section("Who did it", table.element, left, h("p", { class: "quiet" }, "A name is what a volunteer chose; nodes of one name are counted together.")));
+page.append(heading, about, bar, section("So far", tiles),
+  section("What it learns", h("div", { class: "charts one" }, reward.element)),
+  section("Who did it", table.element, left,
+    h("p", { class: "quiet" }, "A name is what a volunteer chose; nodes of one name are counted together.")));
 
 live(async () => {
   let run;
@@ -51,7 +57,8 @@ live(async () => {
     { label: "nodes ever", value: count(run.nodes_ever) },
     { label: "rollouts trained on", value: count(run.rollouts_trained_on) },
     { label: "reward, last step", value: number(run.reward.at(-1)?.reward ?? null, "no step was trained yet") },
-    { label: "held-out reward", value: number(newest, "no evaluation is complete yet"), about: "mean reward of prompts it never trains on" },
+    { label: "held-out reward", value: number(newest, "no evaluation is complete yet"),
+      about: "mean reward of prompts it never trains on" },
     { label: "held out, at the start", value: number(before, "no evaluation is complete yet") },
   ]);
   reward.update([

@@ -18,7 +18,8 @@ let session = null;
 async function ask(path, options = {}) {
   let reply;
   try {
-    reply = await fetch(path, { ...options, signal: AbortSignal.timeout(1000 * SECONDS_MAX), credentials: "same-origin" });
+    reply = await fetch(path,
+      { ...options, signal: AbortSignal.timeout(1000 * SECONDS_MAX), credentials: "same-origin" });
   } catch (error) {
     throw new NoAnswer(error.name === "TimeoutError" ? `no answer within ${SECONDS_MAX} s` : "no connection");
   }

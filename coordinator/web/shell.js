@@ -6,7 +6,8 @@ import { clock, span } from "./format.js";
 import { live } from "./live.js";
 import { currentSession, list, lookUpSession, signOut } from "./rest.js";
 
-const PAGES = [["/", "Pool", "pool"], ["", "Run", "run"], ["/broadcast", "Broadcast", "broadcast"], ["/events", "Events", "events"]];
+const PAGES = [["/", "Pool", "pool"], ["", "Run", "run"], ["/broadcast", "Broadcast", "broadcast"],
+  ["/events", "Events", "events"]];
 
 let runs = [];
 
@@ -42,7 +43,8 @@ function header(again) {
       ? h("span", { class: "quiet" }, `${session.name ?? "signed in"} (${session.role})`)
       : null,
     session
-      ? h("button", { type: "button", "data-key": "sign", onclick: async () => { await signOut(); location.reload(); } }, "Sign out")
+      ? h("button", { type: "button", "data-key": "sign",
+        onclick: async () => { await signOut(); location.reload(); } }, "Sign out")
       : h("button", { type: "button", "data-key": "sign", onclick: () => signInDialog(again) }, "Sign in"),
     h("button", { type: "button", "data-key": "help", onclick: help, "aria-label": "Help: keys and words" }, "?"),
   ]);
@@ -52,7 +54,8 @@ function header(again) {
 function keys() {
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
-    if (typing || event.ctrlKey || event.metaKey || event.altKey || localStorage.getItem(SHORTCUTS_OFF) !== null) return;
+    if (typing || event.ctrlKey || event.metaKey || event.altKey
+      || localStorage.getItem(SHORTCUTS_OFF) !== null) return;
     if (event.key === "?") {
       event.preventDefault();
       help();
@@ -77,11 +80,13 @@ export function connection(state) {
       if (before !== "live") speak("the coordinator answers again");
       if (state) say(state, `live, ${clock(Date.now() / 1000).time}`);
     } else {
-      const words = now === "refused"
-        ? `${error.message}. Sign in to see this.`
-        : now === "broken"
-        ? `This page cannot show what the coordinator answered (${error.message}). Load it again; it may be of another release.`
-        : `The coordinator does not answer since ${clock(since / 1000).time} (${error.message}). What is shown is from before; trying again every ${span(next)}.`;
+      const when = since && clock(since / 1000).time;
+      const words = {
+        refused: `${error.message}. Sign in to see this.`,
+        broken: `This page cannot show what the coordinator answered (${error.message}). Load it again.`,
+        away: `The coordinator does not answer since ${when} (${error.message}). What is shown is from before; `
+          + `trying again every ${span(next)}.`,
+      }[now];
       notice.hidden = false;
       say(notice, words);
       if (state) say(state, now === "refused" ? "not signed in" : "no answer");

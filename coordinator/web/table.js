@@ -5,7 +5,8 @@ import { h, say } from "./dom.js";
 const ROWS_MAX = 500;
 
 /**
- * columns: [{name, about, num, long, cell: row => {text | none, href, tone, title}, sort: row => number | string | null}].
+ * columns: [{name, about, num, long, cell: row => {text | none, href, tone, title},
+ *   sort: row => number | string | null}].
  * options: {key: row => string, label, order: [column name, descending], cards: false for one that is narrow, empty}.
  */
 export function dataTable(columns, options) {
@@ -33,13 +34,16 @@ export function dataTable(columns, options) {
     } else th.append(column.name);
     head.append(th);
   }
-  const table = h("table", { class: options.cards === false ? "data" : "data cards", role: "table", "aria-label": options.label },
+  const table = h("table",
+    { class: options.cards === false ? "data" : "data cards", role: "table", "aria-label": options.label },
     h("thead", { role: "rowgroup" }, head), body);
   const element = h("div", { class: "data-box" }, h("div", { class: "scroll" }, table), note);
 
   function made(key) {
-    const cells = columns.map((column) => h("td", { role: "cell", "data-label": column.name, class: column.num ? "num" : column.long ? "long" : null }));
-    const entry = { tr: h("tr", { role: "row", "data-row": key }, ...cells), cells, shown: columns.map(() => undefined) };
+    const cells = columns.map((column) =>
+      h("td", { role: "cell", "data-label": column.name, class: column.num ? "num" : column.long ? "long" : null }));
+    const entry = { tr: h("tr", { role: "row", "data-row": key }, ...cells), cells,
+      shown: columns.map(() => undefined) };
     known.set(key, entry);
     return entry;
   }
@@ -66,7 +70,8 @@ export function dataTable(columns, options) {
     const found = rows.filter((row) => narrow(row));
     const keyed = found.map((row) => [column.sort(row), row]);
     keyed.sort(([a], [b]) => {
-      if (a === null || a === undefined) return b === null || b === undefined ? 0 : 1; // what has no value is last either way
+      if (a === null || a === undefined) return b === null || b === undefined ? 0
+        : 1; // what has no value is last either way
       if (b === null || b === undefined) return -1;
       return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
     });
@@ -128,8 +133,10 @@ function content(value) {
 
 /** A search field, reached with "/", and a choice beside it. `changed({text, choice})`. */
 export function filterBar({ label, choices, changed }) {
-  const input = h("input", { type: "search", id: "filter", placeholder: "filter", autocomplete: "off", spellcheck: "false" });
-  const select = choices ? h("select", { id: "choice" }, ...choices.map(([value, name]) => h("option", { value }, name))) : null;
+  const input = h("input",
+    { type: "search", id: "filter", placeholder: "filter", autocomplete: "off", spellcheck: "false" });
+  const select = choices
+    ? h("select", { id: "choice" }, ...choices.map(([value, name]) => h("option", { value }, name))) : null;
   const tell = () => changed({ text: input.value.trim().toLowerCase(), choice: select?.value ?? "" });
   input.addEventListener("input", tell);
   input.addEventListener("keydown", (event) => {
