@@ -31,7 +31,7 @@ export function runMatters(run, pool) {
   if (!run.learner_connected
     && !over) found.push({ tone: "warn", text: `the learner of ${run.run} has not been heard of for a minute` });
   if (run.state === "running" && pool && pool.mu_min !== null && pool.mu_pool < pool.mu_min) {
-    const makes = `${digits(pool.mu_pool)} rollouts/s, it needs ${digits(pool.mu_min)}`;
+    const makes = `${digits(pool.mu_pool)} of the ${digits(pool.mu_min)} rollouts/s it needs`;
     found.push({ tone: "warn", text: `the pool is too slow for ${run.run}: ${makes}` });
   }
   if (run.state === "paused") found.push({ tone: "warn",
@@ -75,8 +75,8 @@ export function gauge() {
     const mark = (value, name) => value === null ? null
       : s("g", { class: `mark ${name}` }, s("line", { x1: x(value), x2: x(value), y1: 0, y2: 26 }));
     const makes = `the pool makes ${digits(mu_pool)} rollouts/s`;
-    const needs = `the learner needs ${digits(mu_min ?? 0)} (mu_min)`;
-    const aim = `we aim at ${digits(mu_target ?? mu_min ?? 0)} (mu_target)`;
+    const needs = `the learner needs ${digits(mu_min ?? 0)} rollouts/s (mu_min)`;
+    const aim = `we aim at ${digits(mu_target ?? mu_min ?? 0)} rollouts/s (mu_target)`;
     const words = {
       null: `The pool makes ${digits(mu_pool)} rollouts/s. What it needs is not known: ${why}.`,
       ok: `Enough: ${makes}; ${needs}, and ${aim}.`,
@@ -92,7 +92,7 @@ export function gauge() {
       h("p", { class: "gauge-words" }, words),
       h("ul", { class: "legend", "aria-hidden": "true" },
         h("li", {}, s("svg", { class: "key", width: 18, height: 10 },
-          s("rect", { class: `fill ${enough ?? ""}`, width: 18, height: 10 })), `mu_pool ${digits(mu_pool)}`),
+          s("rect", { class: `fill ${enough ?? ""}`, width: 18, height: 10 })), `mu_pool ${rate(mu_pool).text}`),
         ...[["minimum", "mu_min", mu_min], ["target", "mu_target", mu_target]].map(([name, word, value]) =>
           h("li", {}, s("svg", { class: "key", width: 18, height: 10 },
             s("g", { class: `mark ${name}` }, s("line", { x1: 9, x2: 9, y1: 0, y2: 10 }))),
