@@ -3,7 +3,7 @@
 import { h, say, speak } from "./dom.js";
 import { clock, short } from "./format.js";
 import { section } from "./parts.js";
-import { page as onePage, withQuery } from "./rest.js";
+import { page as onePage } from "./rest.js";
 import { allNodes, knownRuns, start, title } from "./shell.js";
 import { dataTable, filterBar } from "./table.js";
 
@@ -46,8 +46,7 @@ start((page, look) => {
   older.addEventListener("click", async () => {
     older.disabled = true;
     try {
-      const found = await onePage(cursor === null ? `/v1/events?limit=${PAGE_EVENTS}&before=${before}`
-        : withQuery(`/v1/events?limit=${PAGE_EVENTS}`, "cursor", cursor));
+      const found = await onePage(cursor ?? `/v1/events?limit=${PAGE_EVENTS}&before=${before}`);
       take(found);
       speak(`${found.items.length} older events`);
     } catch (error) {

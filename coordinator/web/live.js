@@ -3,7 +3,7 @@
 import { NoAnswer, Problem } from "./rest.js";
 
 const POLL_SECONDS = 2;
-const POLL_SECONDS_WITH_STREAM = 10;
+const POLL_SECONDS_WITH_STREAM = 4;
 const STREAM_AGAIN_SECONDS = 5;
 const GATHER_SECONDS = 0.4;
 const WAIT_SECONDS_MAX = 15;

@@ -11,11 +11,12 @@ export class Problem extends Error {
 export class NoAnswer extends Error {}
 
 const SECONDS_MAX = 15;
+const PAGE_ITEMS = 1000;
 const PAGES_MAX = 50;
 
 let session = null;
 
-async function ask(path, options = {}) {
+async function send(path, options = {}) {
   let reply;
   try {
     reply = await fetch(path,
@@ -23,7 +24,7 @@ async function ask(path, options = {}) {
   } catch (error) {
     throw new NoAnswer(error.name === "TimeoutError" ? `no answer within ${SECONDS_MAX} s` : "no connection");
   }
-  if (reply.ok) return reply.status === 204 ? null : reply.json().catch(() => null);
+  if (reply.ok) return reply;
   let detail = `the answer was ${reply.status} ${reply.statusText}`;
   try {
     detail = (await reply.json()).detail ?? detail;
@@ -33,30 +34,38 @@ async function ask(path, options = {}) {
   throw new Problem(reply.status, String(detail).slice(0, 600));
 }
 
+async function ask(path, options) {
+  const reply = await send(path, options);
+  return reply.status === 204 ? null : reply.json().catch(() => null);
+}
+
 export const get = (path) => ask(path);
+
+/** One page of a list: {items, next}, where `next` is the path of the page behind it, or null. */
+export async function page(path) {
+  const reply = await send(path);
+  const body = await reply.json();
+  const link = (reply.headers.get("Link") ?? "").match(/<(\/v1\/[^>]*)>; *rel="?next"?/);
+  if (Array.isArray(body)) return { items: body, next: link ? link[1] : null };
+  return { items: body.items, next: body.next ? withQuery(path, "cursor", body.next) : null };
+}
 
 /** A list, whole: as it comes, or page by page. */
 export async function list(path) {
   const found = [];
-  let next = null;
-  for (let page = 0; page < PAGES_MAX; page += 1) {
-    const reply = await ask(next === null ? path : withQuery(path, "cursor", next));
-    if (Array.isArray(reply)) return reply;
+  let next = withQuery(path, "limit", PAGE_ITEMS);
+  for (let pages = 0; next !== null && pages < PAGES_MAX; pages += 1) {
+    const reply = await page(next);
     found.push(...reply.items);
-    next = reply.next ?? null;
-    if (next === null) break;
+    next = reply.next;
   }
   return found;
 }
 
-/** One page of a list: {items, next}. */
-export async function page(path) {
-  const reply = await ask(path);
-  return Array.isArray(reply) ? { items: reply, next: null } : { items: reply.items, next: reply.next ?? null };
-}
-
-export function withQuery(path, name, value) {
-  return `${path}${path.includes("?") ? "&" : "?"}${name}=${encodeURIComponent(value)}`;
+function withQuery(path, name, value) {
+  const url = new URL(path, location.origin);
+  url.searchParams.set(name, value);
+  return url.pathname + url.search;
 }
 
 /** A change. Raises Problem with the coordinator's words. */

@@ -378,7 +378,33 @@ def test_events_come_by_themselves(tab, stage):
     expect(page.get_by_text("8 uses")).to_be_visible()
 
 
-def test_without_a_stream_and_with_lists_in_pages_it_is_the_same(tab, stage):
+@pytest.mark.parametrize("how", ["plain", "links"])
+def test_older_events_are_fetched_when_asked_for(tab, how):
+    """Behind the oldest that is shown, or where the answer says the next page is; until there are no more."""
+    asked = []
+
+    def answer(route):
+        asked.append(route.request.url)
+        first = "before=" not in route.request.url
+        events = [
+            {"id": one, "wall_seconds": 1.7e9 + one, "actor": "a", "action": f"act {one}", "subject": "s", "reason": ""}
+            for one in ([9, 8] if first else [2, 1])
+        ]
+        more = how == "links" and first
+        route.fulfill(json=events, headers={"Link": '</v1/events?limit=2&before=5>; rel="next"'} if more else {})
+
+    tab.page.route(re.compile(r"/v1/events\?"), answer)
+    page = tab.go("/events")
+    expect(page.locator("tbody tr[data-row]")).to_have_count(2)
+    page.get_by_role("button", name="Older").click()
+    expect(page.locator("tbody tr[data-row]")).to_have_count(4)
+    older = next(url for url in asked if "before=" in url)
+    assert older.endswith("before=5" if how == "links" else "before=8")
+    expect(page.get_by_role("button", name="Older")).to_be_disabled()
+
+
+@pytest.mark.parametrize("how", ["cursors", "links"])
+def test_without_a_stream_and_with_lists_in_pages_it_is_the_same(tab, stage, how):
     """A coordinator that knows no stream is asked again and again; one that answers in pages, for all of them."""
     tab.page.route("**/v1/events/stream", lambda route: route.fulfill(status=404, json={"detail": "no such path"}))
 
@@ -388,7 +414,12 @@ def test_without_a_stream_and_with_lists_in_pages_it_is_the_same(tab, stage):
         first = "cursor=" not in route.request.url
         route.fulfill(json={"items": nodes[:4] if first else nodes[4:], "next": "the rest" if first else None})
 
-    tab.page.route(re.compile(r"/v1/nodes(\?|$)"), in_pages)
+    def linked(route):
+        first = "after=" not in route.request.url
+        headers = {"Link": '</v1/nodes?limit=4&after=4>; rel="next"'} if first else {}
+        route.fulfill(json=nodes[:4] if first else nodes[4:], headers=headers)
+
+    tab.page.route(re.compile(r"/v1/nodes(\?|$)"), in_pages if how == "cursors" else linked)
     page = tab.go("/")
     expect(page.locator("tbody tr[data-row]")).to_have_count(9)
     page.wait_for_event("response", lambda reply: reply.url.endswith("/v1/pool"))
