@@ -13,6 +13,7 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+import trio
 from fastapi import FastAPI, HTTPException, Path, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -23,14 +24,18 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from echo2.p2p.errors import ConfigurationError, Refused
 
 from .appeals_api import AppealsDesk, add_appeals
+from .broadcast_routes import broadcast_routes
 from .config import LOOPBACK_HOSTS, TOKEN_HOURS_MAX, TOKEN_USES_MAX
 from .metrics import CONTENT_TYPE, Views, exposition, make_registry
 from .views import EventView, NodeView, PoolView, RunView
+from .web_pages import WebPages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 
     from fastapi.params import Depends
+
+    from .broadcast_view import BroadcastView
 
     Scope = MutableMapping[str, Any]
     Event = MutableMapping[str, Any]
@@ -65,6 +70,9 @@ class Desk(Views, AppealsDesk, Protocol):
 
     def restore_node(self, peer: str, *, actor: str, reason: str) -> None:
         """A suspended node takes part again."""
+
+    def broadcast_view(self, limit: int) -> BroadcastView:
+        """Where each node is with the newest snapshot."""
 
     def decisions_view(self) -> list[dict[str, Any]]:
         """Whom the scheduler activated and released, and why, the newest first."""
@@ -147,7 +155,15 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_api(desk: Desk, *, join: Callable[[str], str], token_sha256: bytes, loopback: bool, version: str) -> App:
+def make_api(
+    desk: Desk,
+    *,
+    join: Callable[[str], str],
+    token_sha256: bytes,
+    loopback: bool,
+    version: str,
+    public_page: bool = False,
+) -> App:
     """The ASGI application. `join` makes a join string of a token; `token_sha256` is of the operator's token."""
     api = FastAPI(
         title="ECHO-2 coordinator", version=version, docs_url=None, redoc_url=None, responses=PROBLEMS,
@@ -156,8 +172,10 @@ def make_api(desk: Desk, *, join: Callable[[str], str], token_sha256: bytes, loo
     _add_reads(api, desk)
     _add_changes(api, desk, join, [BEARER] if loopback else [])
     add_appeals(api, desk, [BEARER] if loopback else [])
+    api.include_router(broadcast_routes(desk))
     _add_problems(api)
-    return Gate(api, token_sha256=token_sha256, loopback=loopback)
+    gate = Gate(api, token_sha256=token_sha256, loopback=loopback)
+    return WebPages(gate, desk, public=public_page, clock=trio.current_time)
 
 
 def _add_reads(api: FastAPI, desk: Desk) -> None:

@@ -81,6 +81,7 @@ class BroadcastDesk:
             if published is office.run.current:  # what nodes say of each other is said of that one
                 office.lateness.planned(plan)
             published.plan = office.identity.sign("plan", plan)
+            published.plan_kind = plan.kind
             published.roster = frozenset(node.peer for node in nodes)
         return published.plan
 

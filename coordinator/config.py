@@ -39,10 +39,13 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class RestConfig(Settings):
-    """Where the REST interface listens. Off loopback, every request needs the operator's token."""
+    """Where REST and the web page listen. Off loopback, all data but a run's public page need the operator's token."""
 
     host: Annotated[str, Field(min_length=1, description="an IP address or name to listen on")] = "127.0.0.1"
     port: Port = 8080
+    public_page: Annotated[
+        bool, Field(description="everybody may see /public/RUN: progress, reward and contributions, without a token")
+    ] = False
 
     @property
     def loopback(self) -> bool:

@@ -114,6 +114,9 @@ class HeartbeatDesk:
         node.sequence = body.sequence
         self._office.measures.heartbeats_received += 1
         node.says = body.state
+        if node.manifest_hash != body.manifest_hash:
+            node.installed_at = self._office.clock()
+        node.fetching = body.fetching
         node.epoch, node.version, node.manifest_hash = body.epoch, body.version, body.manifest_hash
         node.tokens_per_second = body.tokens_per_second
         late = [peer for peer in body.late if peer in office.pool.nodes]

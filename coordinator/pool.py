@@ -23,6 +23,8 @@ from .probation import LeaseWindow, Probation
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from echo2.p2p.messages import Fetching
+
     from .node_states import NodeState
     from .views import Health
 
@@ -82,6 +84,10 @@ class NodeEntry:
     epoch: int | None = None
     version: int | None = None
     manifest_hash: bytes | None = None
+    installed_at: float | None = None
+    """When this process first heard that it uses that snapshot."""
+    fetching: Fetching | None = None
+    """How far its download is, by its own word."""
     tokens_per_second: float = 0.0
     idle_since: float | None = None
     """Since when its heartbeats have said that it holds and spools nothing."""

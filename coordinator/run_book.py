@@ -37,6 +37,8 @@ class Published:
     published_at: float | None
     broadcast_seconds: float | None = None
     plan: Signed | None = None
+    plan_kind: str = ""
+    """Of the last plan made, for people."""
     roster: frozenset[str] = frozenset()
 
     @property

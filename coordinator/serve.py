@@ -97,6 +97,7 @@ async def serve(config: CoordinatorConfig) -> None:
                     token_sha256=token_sha256,
                     loopback=config.rest.loopback,
                     version=software_version(),
+                    public_page=config.rest.public_page,
                 )
                 log.info(
                     "peer id %s, listening on %s, REST on %s",

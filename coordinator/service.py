@@ -43,6 +43,7 @@ from echo2.tasks.catalog import make_task
 from . import schema
 from .admission import AdmissionDesk
 from .appeals import AppealDesk
+from .broadcast_view import broadcast_view
 from .broadcasts import BroadcastDesk
 from .heartbeats import HeartbeatDesk
 from .intake_desk import IntakeDesk
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from echo2.tasks.task import Task, TaskSpec
     from echo2.tasks.token_text import ModelText
 
+    from .broadcast_view import BroadcastView
     from .config import CoordinatorConfig
     from .ledger import Ledger
     from .node_states import NodeEvent
@@ -247,6 +249,10 @@ class CoordinatorService:
                 )
                 for row in rows
             ]
+
+    def broadcast_view(self, limit: int) -> BroadcastView:
+        """Where each node is with the newest snapshot; at most `limit` nodes, those that lack it first."""
+        return broadcast_view(self._office, limit)
 
     def decisions_view(self) -> list[dict[str, Any]]:
         """Who was activated and released; the newest first, with their numbers since the ledger was last loaded."""

@@ -15,6 +15,7 @@ TEMPLATE = """\
 [rest]
 # host = "127.0.0.1"                      # elsewhere, every request needs the operator's token
 # port = 8080
+# public_page = false                     # true: everybody may see /public/RUN, without a token
 
 [admission]                               # who may take part, and what a new node has to show
 # mode = "token"                          # or "open": anyone; "hand": the operator admits each new node

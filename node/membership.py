@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from echo2.p2p.identity import Identity
     from echo2.p2p.join import JoinString
+    from echo2.p2p.messages import Fetching
     from echo2.p2p.transport import Transport
 
     from .config import NodeSettings
@@ -94,12 +95,14 @@ class Member:
         software: str,
         rng: random.Random,
         addresses: Callable[[], tuple[str, ...]],
+        fetching: Callable[[bytes | None], Fetching | None] = lambda _in_use: None,
         was_member: Callable[[], bool] = lambda: False,
         welcome: Callable[[str], None] = lambda _run: None,
         home: bytes | None = None,
     ) -> None:
         self._situation = situation
         self._addresses = addresses
+        self._fetching = fetching
         self._unsaid = False
         self._was_member = was_member
         self._welcome = welcome
@@ -274,6 +277,7 @@ class Member:
             hold_seconds=membership.heartbeat_seconds,
             late=situation.late,
             relayed=situation.relayed,
+            fetching=self._fetching(snapshot.manifest_hash if snapshot else None),
         )
         reply = await request(
             self._transport,

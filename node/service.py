@@ -104,6 +104,7 @@ class NodeService:
             was_member=lambda: self._delivery.known,
             welcome=lambda run: self._delivery.welcomed(run),
             home=home,
+            fetching=self._broadcaster.fetching,
         )
         self._worker = Worker(
             situation,

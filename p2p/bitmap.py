@@ -39,6 +39,20 @@ def lowest(bits: int, count: int) -> list[int]:
     return found
 
 
+def folded(bits: int, count: int, cells: int) -> int:
+    """The first `count` indices in `cells` runs of nearly equal length: bit i is set when all of run i is.
+
+    Run i goes from floor(i count / cells) to below floor((i + 1) count / cells). `cells` is at most `count`.
+    """
+    found = 0
+    for cell in range(cells):
+        start, stop = cell * count // cells, (cell + 1) * count // cells
+        whole = below(stop - start)
+        if bits >> start & whole == whole:
+            found |= 1 << cell
+    return found
+
+
 def indices_in(bits: int) -> Iterator[int]:
     """All of them, in order."""
     for place, byte in enumerate(bits.to_bytes(-(-bits.bit_length() // 8), "little")):

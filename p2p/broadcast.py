@@ -10,13 +10,14 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from . import bitmap
 from .chunk_server import ChunkServer, PeerTraffic
 from .chunks import chunks_of
 from .download import Download
 from .errors import Refused, SchemaViolation
 from .identity import open_signed, payload_hash
 from .manifest import accept_manifest
-from .messages import LATE_MAX, RELAYED_MAX, BroadcastPlan, Relayed
+from .messages import FETCH_CELLS_MAX, FETCH_SOURCES_MAX, LATE_MAX, RELAYED_MAX, BroadcastPlan, Fetching, Relayed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -66,6 +67,8 @@ class Broadcaster:
         self._coordinator = coordinator
         self._server = ChunkServer(store, coordinator, clock=clock, complain=complain, traffic=self.traffic)
         self._download: Download | None = None
+        self._wanted: tuple[bytes, int] | None = None
+        """Manifest hash and chunks of the last snapshot asked for."""
         self._banned: tuple[bytes, set[str]] = (b"", set())
         self._late: tuple[bytes, set[str]] = (b"", set())
         self._planned: OrderedDict[bytes, Counter[str]] = OrderedDict()
@@ -84,6 +87,22 @@ class Broadcaster:
             chunks_held=download.chunks_held,
             chunks=chunks_of(download.manifest),
             reason=download.reason,
+        )
+
+    def fetching(self, in_use: bytes | None = None) -> Fetching | None:
+        """How far the last snapshot asked for is, as a heartbeat says it: also when it is whole, or waits for a source.
+
+        None before the first one, and when it is the one `in_use` (a manifest hash).
+        """
+        if self._wanted is None or self._wanted[0] == in_use:
+            return None
+        manifest_hash, chunks = self._wanted
+        held, cells = self.store.held_bits(manifest_hash), min(chunks, FETCH_CELLS_MAX)
+        return Fetching(
+            manifest_hash=manifest_hash,
+            cells=bitmap.folded(held, chunks, cells).to_bytes(-(-cells // 8), "little"),
+            chunks_held=held.bit_count(),
+            sources=self._download.sources[:FETCH_SOURCES_MAX] if self._download is not None else (),
         )
 
     @property
@@ -155,6 +174,7 @@ class Broadcaster:
         if here is not None:
             return here
         await self.store.begin(reply.manifest, manifest)
+        self._wanted = manifest_hash, chunks_of(manifest)
         if self._banned[0] != manifest_hash:
             self._banned = (manifest_hash, set())
 

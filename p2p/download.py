@@ -100,6 +100,7 @@ class Download:
         """Bytes that came from whom the plan names for them."""
         self._pulls: dict[int, trio.CancelScope] = {}
         self._finishing: dict[int, set[int]] = {}
+        self._asked: dict[int, str] = {}
         self._changed = trio.Event()
         self._error: Echo2Error | None = None
 
@@ -107,6 +108,11 @@ class Download:
     def chunks_held(self) -> int:
         """Verified chunks here."""
         return self._swarm.chunks - len(self._swarm.missing)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Who is asked for chunks now."""
+        return tuple(sorted(set(self._asked.values())))
 
     @property
     def reason(self) -> str:
@@ -160,6 +166,7 @@ class Download:
                 case Ask():
                     self._pulls[action.number] = scope = trio.CancelScope()
                     self._finishing[action.number] = set(action.chunks)
+                    self._asked[action.number] = action.source.peer
                     self._nursery.start_soon(self._pull, action, scope)
                 case Drop(number, source, reason):
                     if reason == LATE:
@@ -209,7 +216,7 @@ class Download:
                 event = Wrong(peer, str(error))
             except StorageFailed as error:
                 self._error = error
-        del self._pulls[ask.number], self._finishing[ask.number]
+        del self._pulls[ask.number], self._finishing[ask.number], self._asked[ask.number]
         self._changed.set()
         if event is not None:
             self._report(event)

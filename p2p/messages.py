@@ -42,6 +42,12 @@ NODES_MAX = 16_384
 LATE_MAX = 16
 """Relays that one node may name as late: more of them late at once is the fault of its own line."""
 
+FETCH_CELLS_MAX = 256
+"""Cells in which a node says which chunks of its download are here: a picture's worth, in 32 bytes."""
+
+FETCH_SOURCES_MAX = 8
+"""Peers that one node names as sending it chunks now; a plan gives it a handful."""
+
 STEP_NODES_MAX = 64
 """Nodes whose mismatch one step's numbers carry, the largest first: what is to be looked at."""
 
@@ -252,6 +258,20 @@ class Relayed(Record):
     length_bytes: Annotated[int, Field(ge=1, le=CHUNK_BYTES_MAX * CHUNKS_MAX)]
 
 
+class Fetching(Record):
+    """How far a node's download of a snapshot is, for people to look at: nothing is decided by it.
+
+    The snapshot's chunks are folded into min(chunks, FETCH_CELLS_MAX) cells of nearly equal size: cell i is the chunks
+    from floor(i chunks / cells) to below floor((i + 1) chunks / cells). Bit i of `cells` (of byte i // 8, the lowest
+    first) is set when all of them are verified and here. `sources` are sending now.
+    """
+
+    manifest_hash: Digest
+    cells: Annotated[bytes, Field(min_length=1, max_length=FETCH_CELLS_MAX // 8)]
+    chunks_held: Annotated[int, Field(ge=0, le=CHUNKS_MAX)]
+    sources: Annotated[tuple[PeerId, ...], Field(max_length=FETCH_SOURCES_MAX)] = ()
+
+
 class HeartbeatBody(Record):
     """Signed by the node (label `heartbeat`). `sequence` rises for the life of the key's session; replays are dropped.
 
@@ -259,6 +279,7 @@ class HeartbeatBody(Record):
     differs from (epoch, version) here. So one mechanism is both sign of life and notice of a new snapshot.
     `late`: relays that were to send this node chunks in its last download and did not, as far as it waited.
     `relayed`: who sent it what was planned of its last download. Said again in each heartbeat, counted once.
+    `fetching`: the download of the snapshot that is to follow the installed one; nil when there is none.
     """
 
     run: Name
@@ -275,6 +296,7 @@ class HeartbeatBody(Record):
     hold_seconds: Seconds
     late: Annotated[tuple[PeerId, ...], Field(max_length=LATE_MAX)] = ()
     relayed: Annotated[tuple[Relayed, ...], Field(max_length=RELAYED_MAX)] = ()
+    fetching: Fetching | None = None
 
 
 class Heartbeat(Message):

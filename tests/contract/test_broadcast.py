@@ -92,6 +92,29 @@ async def test_forwarded_at_once(world, clock):
     assert len(node.store.snapshots()) == 1
 
 
+async def test_a_node_says_how_far_its_download_is(world, clock):
+    """Which chunks are here and who sends, while they come; all of them and nobody once the snapshot is whole."""
+    signed, manifest = signed_manifest()
+    manifest_hash = payload_hash(signed)
+    async with world.peers(A, B) as (relay, node), trio.open_nursery() as nursery:
+        assert node.broadcaster.fetching() is None
+        reply = reply_for(node, signed, manifest, relay.address, [node.address])
+        nursery.start_soon(fetch, node, reply)
+        await until(lambda: node.broadcaster.progress is not None)
+        await put(relay, signed, manifest, [1, 3])
+        relay.broadcaster.announce()
+        await until(lambda: node.broadcaster.progress.chunks_held == 2)
+        said = node.broadcaster.fetching()
+        assert (said.manifest_hash, said.chunks_held, said.sources) == (manifest_hash, 2, (relay.address.peer,))
+        assert int.from_bytes(said.cells, "little") == 0b1010
+        await put(relay, signed, manifest, [index for index in range(CHUNKS) if index not in (1, 3)])
+        relay.broadcaster.announce()
+    whole = node.broadcaster.fetching()
+    assert (whole.chunks_held, whole.sources) == (CHUNKS, ())
+    assert int.from_bytes(whole.cells, "little") == (1 << CHUNKS) - 1
+    assert node.broadcaster.fetching(manifest_hash) is None  # it is in use: nothing more to say
+
+
 class LyingStore(MemoryStore):
     """Flips a bit of chunk 4 on its way out."""
 

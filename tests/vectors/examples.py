@@ -17,6 +17,7 @@ from echo2.p2p.messages import (
     Culprit,
     Detail,
     DropCount,
+    Fetching,
     Finished,
     Heartbeat,
     HeartbeatBody,
@@ -124,6 +125,7 @@ HEARTBEAT = HeartbeatBody(
     hold_seconds=10.0,
     late=(SIGNER.peer_id,),
     relayed=(Relayed(manifest_hash=HASH, source=SIGNER.peer_id, length_bytes=65_536),),
+    fetching=Fetching(manifest_hash=HASH, cells=b"\x05", chunks_held=2, sources=(SIGNER.peer_id,)),
 )
 NOTICE = PoolNotice(
     run=RUN,

@@ -244,7 +244,9 @@ class Node(Peer):
         )
         return await self.ask("hello", message, Welcome)
 
-    async def heartbeat(self, hold=0.0, manifest=None, held=0, sequence=None, session=None, state="working", late=()):
+    async def heartbeat(
+        self, hold=0.0, manifest=None, held=0, sequence=None, session=None, state="working", late=(), fetching=None
+    ):
         self.sequence += 1
         manifest = manifest or self.installed
         body = HeartbeatBody(
@@ -262,6 +264,7 @@ class Node(Peer):
             hold_seconds=hold,
             late=tuple(late),
             relayed=tuple(self.relayed),
+            fetching=fetching,
         )
         reply = await self.ask("heartbeat", Heartbeat(body=self.identity.sign("heartbeat", body)), HeartbeatReply, hold)
         return open_signed(reply.notice, self.world.coordinator.peer_id, "notice", PoolNotice)

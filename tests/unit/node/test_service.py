@@ -121,6 +121,21 @@ async def test_an_install_is_told_at_once_and_heartbeats_are_not_a_storm(autojum
     assert sequences == sorted(set(sequences))
 
 
+async def test_heartbeats_say_how_far_the_next_snapshot_is_until_it_is_in_use(autojump_clock, pool):
+    """While it is fetched and loaded; afterwards the manifest hash says it, and nothing more is added."""
+    pool.engine = FakeEngine(load_seconds=20)
+    async with pool.node():
+        manifest_hash = await pool.publish(0)
+        await until(lambda: pool.beats and pool.beats[-1][1].version == 0)
+        await trio.sleep(30)
+    said = [body.fetching for _, body in pool.beats]
+    assert said[0] is None
+    assert {one.manifest_hash for one in said if one is not None} == {manifest_hash}
+    whole = next(one for one in said if one is not None and one.chunks_held == 2)
+    assert (whole.cells, whole.sources) == (b"\x03", ())
+    assert [one for (_, body), one in zip(pool.beats, said, strict=True) if body.version == 0 and one is not None] == []
+
+
 async def test_leases_in_hand_are_generated_before_other_weights_are_loaded(autojump_clock, pool):
     """Every slice is made with the snapshot its lease names, however the publications fall."""
     await pool.publish(0)

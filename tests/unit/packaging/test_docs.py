@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from echo2.coordinator import api, cli, settings_doc
+from echo2.coordinator import api, broadcast_routes, cli, settings_doc
 from echo2.coordinator import main as coordinator_main
 from echo2.coordinator.config import AdmissionConfig, CoordinatorConfig, RunConfig
 from echo2.coordinator.ledger import LedgerUnavailable
@@ -164,11 +164,11 @@ def test_the_tasks_shown_are_the_catalogues():
 
 def test_every_request_shown_is_served_and_every_one_served_is_shown():
     """The operator's table of REST requests and the routes."""
-    parts = sorted(Path(api.__file__).parent.glob("*api.py"))
+    parts = sorted([*Path(api.__file__).parent.glob("*api.py"), Path(broadcast_routes.__file__)])
     source = "\n".join(part.read_text(encoding="utf-8") for part in parts)
     routes = {
         (method.upper(), re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), path))
-        for method, path in re.findall(r'@api\.(get|post)\("([^"]+)"', source)
+        for method, path in re.findall(r'@(?:api|router)\.(get|post)\("([^"]+)"', source)
     }
     shown = {("GET", "/openapi.json")}
     for row in re.findall(r"^\| (`(?:GET|POST) .*?) \|", text("operators.md"), re.MULTILINE):
