@@ -72,6 +72,10 @@ class Overview:
         now = self._office.clock()
         return [self._node(node, now) for node in self._office.pool.nodes.values()]
 
+    def node(self, peer: str) -> NodeView:
+        """One of them. Raises KeyError."""
+        return self._node(self._office.pool.nodes[peer], self._office.clock())
+
     def run(self) -> RunView:
         """The run."""
         office, run, config = self._office, self._office.run, self._office.config.run
@@ -113,6 +117,11 @@ class Overview:
             t_bcast_seconds=office.t_bcast(),
             staleness_estimate=office.staleness_estimate(),
         )
+
+    def steps(self, after: int, limit: int) -> list[StepView]:
+        """The steps behind `after`, in order."""
+        steps = self._office.run.steps
+        return [_step(steps[step]) for step in sorted(step for step in steps if step > after)[:limit]]
 
     def _standing(self, node: NodeEntry, now: float) -> str:
         """What a node is counted as: it is one of these."""

@@ -13,8 +13,12 @@ TEMPLATE = """\
 # score_seconds_max = 2.0                 # one reward's time; then it is 0
 
 [rest]
-# host = "127.0.0.1"                      # elsewhere, every request needs the operator's token
+# host = "127.0.0.1"                      # elsewhere every request needs a token, and TLS: one of the two ways below
 # port = 8080
+# certificate = ""                        # PEM files that make it HTTPS: the certificate with its chain,
+# key = ""                                # and its key
+# behind_proxy = false                    # or a proxy speaks TLS in front of it,
+# proxy_address = ""                      # and only this address may connect
 
 [activation]                              # which of the nodes that are paid work; volunteers always do
 # prices = {}                             # dollars an hour by peer id, e.g. { "12D3KooW..." = 0.35 }

@@ -179,7 +179,7 @@ def test_a_backup_of_another_release_is_refused(filled, target):
     """It says which version the backup has, and which is known here."""
     first, *rest = lines(filled)
     rewrite(filled, [json.dumps(json.loads(first) | {"schema": 99}).encode() + b"\n", *rest])
-    with pytest.raises(ConfigurationError, match="of schema version 99, this software knows 3"):
+    with pytest.raises(ConfigurationError, match="of schema version 99, this software knows"):
         restore(target, filled)
 
 

@@ -73,7 +73,7 @@ def test_an_old_ledger_is_brought_up_to_date_when_it_is_opened(database_url, cap
     """Its rows are kept, it is said, and the log begins with what was there."""
     old_ledger(database_url)
     with closing(open_ledger(database_url)) as ledger:
-        assert "from schema version 2 to 3" in caplog.text
+        assert f"from schema version 2 to {schema.SCHEMA_VERSION}" in caplog.text
         with ledger.reading() as connection:
             assert [row.action for row in records.list_events(connection, limit=9)] == ["second", "first"]
             state = history.read_state(connection)
@@ -106,7 +106,7 @@ def test_an_upgrade_that_fails_changes_nothing(database_url, monkeypatch):
     assert differences(database_url) == []
 
 
-@pytest.mark.parametrize("version", [b"1", b"4", b"99", b"?"])
+@pytest.mark.parametrize("version", [b"1", b"%d" % (schema.SCHEMA_VERSION + 1), b"99", b"?"])
 def test_other_versions_are_refused(database_url, version):
     """Tables of later software, or of one too old, are left as they are."""
     open_ledger(database_url).close()
