@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import HTTPException, Query, Request, Response
 
+from echo2.p2p.errors import ConfigurationError
+
 from .estimate import Forecast, Supply
 from .preview import Seen
 from .rest_guard import Asker, Body, Limit, Reason, RunPath, link_next, make_router
@@ -101,7 +103,11 @@ def run_routes(rooms: Rooms) -> APIRouter:
     @router.post("/v1/runs/estimate", openapi_extra=RUN_FILE)
     async def estimate(request: Request) -> EstimateView:
         """What the run would be on this pool, with this coordinator's model. Nothing is kept."""
-        shown = await rooms.judge.estimate(await _run_file(request))
+        content = await _run_file(request)
+        try:
+            shown = await rooms.judge.estimate(content)
+        except ConfigurationError as error:
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
         return EstimateView(
             forecast=shown.forecast,
             missing=shown.missing,

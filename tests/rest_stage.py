@@ -168,7 +168,7 @@ class Text:
         return list(text.encode())
 
     def decode(self, tokens):
-        return [[chr(token) for token in response] for response in tokens]
+        return ["".join(map(chr, response)) for response in tokens]
 
 
 def checked(settings, _source):
