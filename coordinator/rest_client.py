@@ -138,7 +138,7 @@ class RestClient:
         headers = {"Content-Type": media_type}
         return json.loads(self._ask("POST", path, content=text.encode(), headers=headers, timeout=60.0).content)
 
-    def rows(self, path: str, *, most: int | None = None, **parameters: Any) -> Iterator[Any]:
+    def rows(self, path: str, most: int | None = None, **parameters: Any) -> Iterator[Any]:
         """The rows of a list, page after page: all, or `most`. Raises as `get` does."""
         left = most
         where: str | None = path

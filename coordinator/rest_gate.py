@@ -168,7 +168,7 @@ class Gate:
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit() and len(length) < 20) or int(length) > BODY_BYTES_MAX:
             return too_large()
-        if self._door.proxy:
+        if self._is_proxy(address):
             address = _told_by_proxy(headers, address)
         client, now = f"address {client_of(address)}", self._clock()
         try:
@@ -191,7 +191,7 @@ class Gate:
     def _wrong_way(self, headers: Headers, address: str, change: bool) -> Response | None:
         """Why nobody at all may ask so."""
         if self._door.proxy:
-            if client_of(address) != client_of(self._door.proxy):
+            if not (self._is_proxy(address) or _is_loopback(address)):  # commands of this machine come with a token
                 return problem(HTTPStatus.FORBIDDEN, f"only the proxy {self._door.proxy} may ask here")
         elif any(name in headers for name in PROXY_HEADERS):
             # Reads that are open to this machine's processes would be open to all that the proxy lets through.
@@ -206,6 +206,9 @@ class Gate:
         if change and origin is not None and origin.lower().partition("://")[2] != host.lower():
             return problem(HTTPStatus.FORBIDDEN, "a page of another origin may not change anything here")
         return None
+
+    def _is_proxy(self, address: str) -> bool:
+        return bool(self._door.proxy) and client_of(address) == client_of(self._door.proxy)
 
     def _who(self, headers: Headers, client: str, now: float) -> Who | Response | None:
         """Who asks; the refusal of a token that is none; None for a stranger. Raises Refused."""
@@ -261,6 +264,13 @@ def _told_by_proxy(headers: Headers, address: str) -> str:
         return str(ipaddress.ip_address(last))
     except ValueError:
         return address
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _names_loopback(host: str) -> bool:

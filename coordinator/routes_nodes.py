@@ -1,20 +1,18 @@
-"""REST: the nodes, and what an operator does to one. `CHANGES` is what can be done."""
+"""REST: the nodes, and what an operator does to one (`node_changes`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import HTTPException, Query, Request, Response
 from pydantic import Field
 
+from .node_changes import CHANGES, NodeChange
 from .rest_guard import Asker, Limit, PeerPath, Why, link_next, make_router
 from .views import Health, NodeView
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fastapi import APIRouter
 
     from .rest_guard import Rooms
@@ -29,22 +27,6 @@ class WhyFor(Why):
     """Why, and for how long; without a time until it is taken back."""
 
     expires_seconds: Annotated[float, Field(gt=0, le=EXPIRES_SECONDS_MAX)] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NodeChange:
-    """One thing to do to a node: the service's method, and what it does in words. `expires`: it may be for a time."""
-
-    method: str
-    summary: str
-    expires: bool = False
-
-
-CHANGES: Mapping[str, NodeChange] = {
-    "suspend": NodeChange("suspend_node", "No more leases; what it delivered and is not trained on is withdrawn."),
-    "restore": NodeChange("restore_node", "A suspended node takes part again."),
-}
-"""By the last part of the path."""
 
 
 def node_routes(rooms: Rooms) -> APIRouter:
