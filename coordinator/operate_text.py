@@ -29,7 +29,7 @@ PEER_SHOWN = 8
 """The end of a peer id: the beginning is the same for all."""
 
 NAME_SHOWN = 24
-NAME_SHOWN_NARROW = 16
+NAME_SHOWN_NARROW = 14
 
 STYLES = {
     **dict.fromkeys(("active", "healthy", "running", "finished"), "green"),

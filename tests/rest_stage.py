@@ -111,7 +111,12 @@ class FakeDesk:
         self.changes.append(("restore_node", peer, actor, reason))
 
     def decisions_view(self):
-        return [{"at": 1.0, "run": "sums", "action": "activate", "chosen": [PEER]}]
+        return [
+            {
+                "at": 1.0, "run": "sums", "action": "activate", "chosen": [PEER], "mu_pool": 2.5, "mu_target": None,
+                "price_after": 550_000, "reason": "the pool is too slow",
+            }
+        ]  # fmt: skip
 
     def events_view(self, *, limit, before):
         return [event for event in reversed(self.events) if before is None or event.id < before][:limit]

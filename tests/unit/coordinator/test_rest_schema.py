@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from queue import Queue
 
 import pytest
-import trio
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from rest_stage import AUTH, PEER, Stage
+from rest_thread import served
 
 from echo2.coordinator.rest_roles import NEEDS
-from echo2.coordinator.rest_server import open_listener, serve_rest, url_of
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -43,29 +40,8 @@ def api(tmp_path_factory):
     stage = Stage(tmp_path_factory.mktemp("stage"))
     stage.post_credits(1, 2, 3)
     stage.token("viewer")
-    listener = open_listener("127.0.0.1", 0)
-    address = url_of(listener)
-    scope = trio.CancelScope()
-
-    async def serve():
-        with scope:
-            await serve_rest(stage.app, listener)
-
-    ended = threading.Event()
-    token = Queue()
-
-    async def main():
-        token.put(trio.lowlevel.current_trio_token())
-        await serve()
-
-    def run():
-        trio.run(main)
-        ended.set()
-
-    threading.Thread(target=run, daemon=True).start()
-    yield schemathesis.openapi.from_url(f"{address}/openapi.json")
-    trio.from_thread.run_sync(scope.cancel, trio_token=token.get())
-    assert ended.wait(30)
+    with served(stage) as url:
+        yield schemathesis.openapi.from_url(f"{url}/openapi.json")
     stage.close()
 
 
