@@ -28,17 +28,19 @@ PAGE = 100
 
 LOOK_SECONDS = 1.0
 
-HEARTBEAT_SECONDS = 10.0
-"""Between two signs of life: proxies cut what is silent for half a minute, and a write finds out who went away."""
+HEARTBEAT_SECONDS = 5.0
+"""Between two signs of life: proxies cut what is silent for half a minute, and the second write to a page that was closed
+finds out that it was."""
 
 STREAM_SECONDS = 90.0
 """Then the stream ends, and browsers come again by themselves with the last id they had. Within the bounds on an answer
 (`rest_server.ANSWER_SECONDS`); and who lost the right to watch finds out."""
 
-WATCHERS_MAX = 16
+WATCHERS_MAX = 24
 """Each holds a connection, of `rest_server.CONNECTIONS_MAX`."""
 
-WATCHERS_OF_CLIENT_MAX = 4
+WATCHERS_OF_CLIENT_MAX = 8
+"""A page that is loaded anew holds two places for some seconds, and a browser that found none does not come again."""
 
 
 class EventFeed:

@@ -30,7 +30,7 @@ REQUEST_SECONDS = 10.0
 """For one answer of the coordinator, on a machine that is busy training."""
 
 STREAM_SECONDS = 30.0
-"""Without a sign of life, which comes every ten, a stream of events is dead."""
+"""Without a sign of life, which comes every five, a stream of events is dead."""
 
 PAGE = 1000
 """Rows asked for at once: as many as the coordinator gives."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Header, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -14,10 +14,11 @@ from .rest_guard import Limit, link_next, make_router
 from .views import EventView
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from fastapi import APIRouter
 
+    from .event_feed import EventFeed
     from .rest_guard import Rooms
 
 EVENT_ID_MAX = 2**53
@@ -60,21 +61,30 @@ def event_routes(rooms: Rooms) -> APIRouter:
         """The audit log as it grows. It ends after a while; browsers go on by themselves, others with Last-Event-ID."""
         begin = after if last_event_id is None else _id_of(last_event_id)
         pages = feed.events(desk.newest_event() if begin is None else begin)
-        place = feed.watching(request.state.client)
-        place.__enter__()  # before the answer begins: that there is no place is a status
-
-        async def lines() -> AsyncIterator[bytes]:
-            try:
-                yield b"retry: %d\n\n" % RETRY_MILLISECONDS
-                async with aclosing(pages):
-                    async for page in pages:
-                        yield b"".join(map(_event, page)) or b":\n\n"
-            finally:
-                place.__exit__(None, None, None)
-
-        return StreamingResponse(lines(), media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
+        return EventStream(feed, request.state.client, pages)
 
     return router
+
+
+class EventStream(StreamingResponse):
+    """Pages of events as they come. It has a place among the watchers exactly as long as it is being answered."""
+
+    def __init__(self, feed: EventFeed, client: str, pages: AsyncGenerator[list[EventView], None]) -> None:
+        super().__init__(_lines(pages), media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
+        self._feed = feed
+        self._client = client
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer. Raises Refused, before anything was sent, when there is no place."""
+        with self._feed.watching(self._client):
+            await super().__call__(scope, receive, send)
+
+
+async def _lines(pages: AsyncGenerator[list[EventView], None]) -> AsyncIterator[bytes]:
+    yield b"retry: %d\n\n" % RETRY_MILLISECONDS
+    async with aclosing(pages):
+        async for page in pages:
+            yield b"".join(map(_event, page)) or b":\n\n"
 
 
 def _event(event: EventView) -> bytes:

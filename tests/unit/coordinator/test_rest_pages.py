@@ -95,8 +95,9 @@ async def test_a_runs_steps_are_paged(stage):
         is_problem(await client.get("/v1/runs/none/metrics"), 404)
 
 
-async def test_the_chain_is_read_page_by_page_and_verified(stage):
+async def test_the_chain_is_read_page_by_page_and_verified(tmp_path, database_url):
     """All of it, one node's part, what it comes to, and whether it is as it was written."""
+    stage = Stage(tmp_path, url=database_url)
     stage.post_credits(*range(1, 8))
     stage.post_credits(-100, peer=STRANGER)
     async with stage.client() as client:
@@ -116,6 +117,7 @@ async def test_the_chain_is_read_page_by_page_and_verified(stage):
         broken = (await client.get("/v1/ledger/verify")).json()
         assert not broken["intact"]
         assert "posting 3" in broken["fault"]
+    stage.close()
 
 
 async def test_a_ledger_that_cannot_be_read_is_a_matter_of_time(stage, tmp_path):
@@ -174,7 +176,7 @@ async def test_a_stream_goes_on_where_it_broke_off(autojump_clock, tmp_path):
 
 
 async def test_a_silent_stream_shows_that_it_lives_and_ends(autojump_clock, stage):
-    """A comment each ten seconds, and after a minute and a half the end: the browser comes again by itself."""
+    """A comment each five seconds, and after a minute and a half the end: the browser comes again by itself."""
     feed = EventFeed(stage.desk)
     begun = trio.current_time()
     seen = [page async for page in feed.events(None)]

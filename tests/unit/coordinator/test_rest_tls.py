@@ -13,6 +13,7 @@ from rest_stage import AUTH, TOKEN, Stage, is_problem
 from rest_thread import make_certificate, served
 
 from echo2.coordinator import rest_server
+from echo2.coordinator.event_feed import WATCHERS_OF_CLIENT_MAX
 from echo2.coordinator.rest_client import NoAnswer, RestClient
 from echo2.coordinator.rest_gate import Door
 from echo2.coordinator.rest_server import open_listener, serve_rest
@@ -50,6 +51,7 @@ def test_the_whole_of_rest_over_tls(stage, certificate):
             assert client.look("sums").run.run == "sums"
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 def test_the_certificate_is_checked(stage, certificate, tmp_path):
     """By name and root, as the system has them; on its own machine, that it is this very one."""
     other, _ = make_certificate(tmp_path, "other.example.org")
@@ -112,6 +114,22 @@ def test_files_that_are_no_certificate_are_said(tmp_path, certificate):
     ):
         with pytest.raises(ConfigurationError, match=says):
             server_context(*pair)
+
+
+def test_watchers_that_went_away_give_their_places_back(tmp_path):
+    """Before the first line and after it, many more of them than places."""
+    stage = Stage(tmp_path, stream_seconds=60.0)
+    with served(stage) as url:
+        port = int(url.rpartition(":")[2])
+        for number in range(3 * WATCHERS_OF_CLIENT_MAX):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as raw:
+                raw.sendall(b"GET /v1/events/stream?after=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                if number % 2:
+                    assert raw.recv(15) == b"HTTP/1.1 200 \r\n"
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        with closing(RestClient(url, TOKEN)) as client:
+            assert next(client.follow("/v1/events/stream", 0))[1]["reason"] == "r"
+    stage.close()
 
 
 def test_a_stream_over_a_real_socket_goes_on_where_it_broke_off(tmp_path):
