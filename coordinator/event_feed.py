@@ -29,8 +29,8 @@ PAGE = 100
 LOOK_SECONDS = 1.0
 
 HEARTBEAT_SECONDS = 5.0
-"""Between two signs of life: proxies cut what is silent for half a minute, and the second write to a page that was closed
-finds out that it was."""
+"""Between two signs of life: proxies cut what is silent for half a minute, and the second write to a page that was
+closed finds out that it was."""
 
 STREAM_SECONDS = 90.0
 """Then the stream ends, and browsers come again by themselves with the last id they had. Within the bounds on an answer
