@@ -5,22 +5,20 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
-from fastapi import FastAPI, HTTPException, Path
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import HTTPException, Path
+from pydantic import Field
 
 from echo2.p2p.postings import AMOUNT_MICROS_MAX
 
+from .rest_guard import Asker, Body, make_router
 from .views import AppealView
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fastapi.params import Depends
+    from fastapi import APIRouter
 
     from echo2.p2p.postings import Unit
 
-OPERATOR = "operator"
-"""Who the audit log names."""
+    from .rest_guard import Rooms
 
 AppealPath = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
@@ -37,10 +35,8 @@ class AppealsDesk(Protocol):
         """Answer one, for good. Raises KeyError or Refused."""
 
 
-class Resolution(BaseModel):
+class Resolution(Body):
     """The operator's answer. `amount_micros`: an adjustment in millionths of `unit`, when the appeal is upheld."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     upheld: bool
     reason: Annotated[str, Field(min_length=1, max_length=512, description="shown to the node's owner")]
@@ -48,18 +44,23 @@ class Resolution(BaseModel):
     unit: Literal["credit", "usd"] = "usd"
 
 
-def add_appeals(api: FastAPI, desk: AppealsDesk, needs: Sequence[Depends]) -> None:
-    """`GET /v1/appeals` and `POST /v1/appeals/{id}/resolve`. `needs`: what a change needs."""
+def appeals_routes(rooms: Rooms) -> APIRouter:
+    """List, answer."""
+    router, desk = make_router("appeals"), rooms.desk
 
-    @api.get("/v1/appeals")
+    @router.get("/v1/appeals")
     async def appeals() -> list[AppealView]:
+        """Open ones first, then those that were answered."""
         return desk.appeals_view()
 
-    @api.post("/v1/appeals/{id}/resolve", dependencies=needs)
-    async def resolve(id: AppealPath, body: Resolution) -> AppealView:  # noqa: A002 - the path's word
+    @router.post("/v1/appeals/{id}/resolve")
+    async def resolve(id: AppealPath, body: Resolution, who: Asker) -> AppealView:  # noqa: A002 - the path's word
+        """Answer one, for good; the node's owner sees the reason."""
         try:
             return desk.resolve_appeal(
-                id, body.upheld, actor=OPERATOR, reason=body.reason, amount_micros=body.amount_micros, unit=body.unit
+                id, body.upheld, actor=who.name, reason=body.reason, amount_micros=body.amount_micros, unit=body.unit
             )
         except KeyError as error:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no appeal {id}") from error
+
+    return router

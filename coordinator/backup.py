@@ -165,7 +165,7 @@ def _chunks(path: Path, file: gzip.GzipFile) -> Iterator[tuple[sa.Table | None, 
                     raise _damaged(path, f"it has another table {name!r}")
                 columns, rows, lines = list(names), [], [line]
             case [str(name), [*values]] if table is not None and name == table.name and len(values) == len(columns):
-                rows.append(dict(zip(columns, map(_bytes_in, values), strict=True)))
+                rows.append(dict(zip(columns, (_bytes_in(path, value) for value in values), strict=True)))
                 lines.append(line)
                 if len(rows) == ROWS:
                     yield table, rows, lines
@@ -199,8 +199,11 @@ def _bytes_out(value: Any) -> dict[str, str]:
     return {"b": base64.b64encode(bytes(value)).decode()}
 
 
-def _bytes_in(value: Any) -> Any:
-    return base64.b64decode(value["b"]) if isinstance(value, dict) else value
+def _bytes_in(path: Path, value: Any) -> Any:
+    try:
+        return base64.b64decode(value["b"], validate=True) if isinstance(value, dict) else value
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, "a value is no base64") from error
 
 
 def _damaged(path: Path, why: str) -> ConfigurationError:

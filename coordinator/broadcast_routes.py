@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from .broadcast_view import NODES_SHOWN, NODES_SHOWN_MAX, BroadcastView
+from .rest_guard import make_router
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from .rest_guard import Rooms
 
 
-class BroadcastDesk(Protocol):
-    """The coordinator's service, as far as these requests need it."""
-
-    def broadcast_view(self, limit: int) -> BroadcastView:
-        """Where each node is with the newest snapshot."""
-
-
-def broadcast_routes(desk: BroadcastDesk) -> APIRouter:
-    """`GET /v1/broadcast`."""
-    router = APIRouter()
+def broadcast_routes(rooms: Rooms) -> APIRouter:
+    """Get."""
+    router = make_router("broadcast")
 
     @router.get("/v1/broadcast")
     async def broadcast(
@@ -26,6 +25,7 @@ def broadcast_routes(desk: BroadcastDesk) -> APIRouter:
             NODES_SHOWN
         ),
     ) -> BroadcastView:
-        return desk.broadcast_view(limit)
+        """Who has which chunk of it."""
+        return rooms.desk.broadcast_view(limit)
 
     return router

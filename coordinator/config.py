@@ -5,6 +5,7 @@ Names follow DESIGN section 2 (S, kappa, R, n). Paths are taken from the file's 
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 IDENTITY_FILE = "identity.key"
 LEDGER_FILE = "ledger.sqlite3"
 OPERATOR_TOKEN_FILE = "operator-token.sha256"  # noqa: S105 - the name of a file that holds only a hash
+LOCAL_TOKEN_FILE = "local-token"  # noqa: S105 - the name of a file; beside the key, and as private
 
 TOKEN_USES_MAX = 10_000
 TOKEN_HOURS_MAX = 24 * 366.0
@@ -39,18 +41,64 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class RestConfig(Settings):
-    """Where REST and the web page listen. Off loopback, all data but a run's public page need the operator's token."""
+    """Where REST and the web page listen. Off loopback all data need a token, and tokens never go in the clear."""
 
     host: Annotated[str, Field(min_length=1, description="an IP address or name to listen on")] = "127.0.0.1"
     port: Port = 8080
     public_page: Annotated[
         bool, Field(description="everybody may see /public/RUN: progress, reward and contributions, without a token")
     ] = False
+    certificate: Annotated[
+        SettingsPath | None, Field(description="PEM: the certificate and those between it and its root; makes it HTTPS")
+    ] = None
+    key: Annotated[SettingsPath | None, Field(description="PEM: the certificate's key")] = None
+    behind_proxy: Annotated[bool, Field(description="a proxy with TLS of its own is in front")] = False
+    proxy_address: Annotated[
+        str, Field(description="the proxy's IP address as seen from here: only it may connect")
+    ] = ""
+
+    @field_validator("certificate", "key", mode="before")
+    @classmethod
+    def _no_file(cls, path: object) -> object:
+        return None if path == "" else path
+
+    @model_validator(mode="after")
+    def _never_in_the_clear(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("rest.certificate and rest.key go together: set both, or neither")
+        if self.behind_proxy and self.certificate is not None:
+            raise ValueError("rest.behind_proxy and rest.certificate exclude each other: one of the two speaks TLS")
+        if self.behind_proxy != bool(self.proxy_address):
+            raise ValueError("rest.behind_proxy and rest.proxy_address go together: set both, or neither")
+        if self.proxy_address:
+            try:
+                ipaddress.ip_address(self.proxy_address)
+            except ValueError as error:
+                raise ValueError(f"rest.proxy_address = {self.proxy_address!r} is not an IP address") from error
+        if not (self.loopback or self.certificate or self.behind_proxy):
+            raise ValueError(
+                f"rest.host = {self.host!r} is not loopback, and tokens would cross the network in the clear: set "
+                "rest.certificate and rest.key, or rest.behind_proxy and rest.proxy_address, or go back to 127.0.0.1 "
+                "(from afar: ssh -L 8080:127.0.0.1:8080)"
+            )
+        return self
 
     @property
     def loopback(self) -> bool:
         """True when only processes of this machine can connect."""
         return self.host in LOOPBACK_HOSTS
+
+    @property
+    def open_reads(self) -> bool:
+        """True when reading needs no token: whoever can connect is on this machine, and no proxy is."""
+        return self.loopback and not self.behind_proxy
+
+    @property
+    def url(self) -> str:
+        """Where a command on this machine finds it, if the port is a fixed one."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
 
 class ActivationConfig(Settings):
@@ -272,6 +320,17 @@ class StatePlace(Settings):
     def operator_token_path(self) -> Path:
         """SHA-256 of the operator's token, hexadecimal."""
         return self.state_dir / OPERATOR_TOKEN_FILE
+
+    @property
+    def local_token_path(self) -> Path:
+        """The token of this machine's own commands, while the coordinator runs."""
+        return self.state_dir / LOCAL_TOKEN_FILE
+
+
+class RestPlace(StatePlace):
+    """Where the coordinator's REST is, and the token for it: what a command on its machine needs."""
+
+    rest: RestConfig = RestConfig()
 
 
 class CoordinatorConfig(StatePlace):

@@ -30,6 +30,7 @@ State = dict[str, dict[tuple[Any, ...], Row]]
 
 KEYS: dict[str, tuple[str, ...]] = {
     "tokens": ("hash",),
+    "access": ("hash",),
     "nodes": ("peer",),
     "node_transitions": ("peer", "number"),
     "runs": ("run",),

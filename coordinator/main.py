@@ -4,43 +4,44 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from echo2.p2p.daemon import configure_logging, lock_state_dir, run_cli, run_daemon, stoppable
-from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.errors import ConfigurationError, Refused
 from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.join import JoinString
 from echo2.p2p.settings import load_settings
 
+from .access_commands import access_app, open_beside
 from .addresses import known_addresses
 from .config import (
     IDENTITY_FILE,
     OPERATOR_TOKEN_FILE,
     TOKEN_HOURS_MAX,
     TOKEN_USES_MAX,
-    CoordinatorConfig,
     StatePlace,
     load_config,
 )
 from .ledger_commands import backup, ledger_app, restore
+from .operate import decisions, events, pool
+from .operate_nodes import nodes_app
+from .operate_runs import runs_app
 from .operator_token import make_operator_token
 from .template import TEMPLATE
-
-if TYPE_CHECKING:
-    from .ledger import Ledger
 
 SETTINGS_FILE = "coordinator.toml"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 token_app = typer.Typer(no_args_is_help=True, help="Tokens that let volunteers in.")
 app.add_typer(token_app, name="token")
+app.add_typer(access_app, name="access")
+app.add_typer(nodes_app, name="nodes")
+app.add_typer(runs_app, name="runs")
 app.add_typer(ledger_app, name="ledger")
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="the settings file")]
@@ -108,7 +109,7 @@ def token_create(
     settings = load_config(config)
     addresses = known_addresses(settings)
     peer = load_or_create_identity(settings.identity_path).peer_id
-    with _ledger(settings) as ledger:
+    with open_beside(settings) as ledger:
         token = issue_token(
             ledger,
             uses=uses,
@@ -139,7 +140,7 @@ def token_list(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
     """Print every token made: the start of its hash, how often it was used, until when it counts."""
     from .tokens import list_tokens
 
-    with _ledger(load_config(config)) as ledger:
+    with open_beside(load_config(config)) as ledger:
         rows = list_tokens(ledger)
     print(f"{'sha-256':<14}{'used':>6}{'of':>6}  {'made':<21}{'expires':<21}")
     for row in rows:
@@ -153,21 +154,27 @@ def token_operator(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
     print(make_operator_token(load_settings(config, StatePlace).operator_token_path))
 
 
-for command in (backup, restore):
+@token_app.command("revoke")
+def token_revoke(
+    token: Annotated[str, typer.Argument(metavar="SHA-256", help="the start of its hash, as `token list` prints it")],
+    config: ConfigOption = Path(SETTINGS_FILE),
+    reason: Annotated[str, typer.Option(help="kept in the audit log")] = "echo2-coordinator token revoke",
+) -> None:
+    """End a token that lets nodes in; those that are in stay."""
+    from .tokens import revoke_token
+
+    with open_beside(load_config(config)) as ledger:
+        try:
+            revoke_token(ledger, token, wall=time.time(), actor="command line", reason=reason)
+        except KeyError as error:
+            raise ConfigurationError(f"there is no token {token[:64]!r}; token list shows them") from error
+        except Refused as error:
+            raise ConfigurationError(error.detail) from error
+    print(f"the token {token} lets nobody in any more")
+
+
+for command in (pool, events, decisions, backup, restore):
     app.command()(command)
-
-
-@contextmanager
-def _ledger(config: CoordinatorConfig) -> Iterator[Ledger]:
-    from .database import read_password
-    from .ledger import open_ledger
-
-    try:
-        config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write to the folder {config.state_dir}: {error.strerror}") from error
-    with closing(open_ledger(config.ledger_url, password=read_password(config.database_password_file))) as ledger:
-        yield ledger
 
 
 def _moment(seconds: float) -> str:

@@ -243,5 +243,17 @@ def _node_states(op: Operations) -> None:
         connection.execute(sa.insert(events).values(**values, reason="nodes have states", kind="flow", body=body))
 
 
-STEPS: dict[int, Callable[[Operations], None]] = {3: _log_and_postings, 4: _money, 5: _node_states}
+def _access(op: Operations) -> None:
+    """Tokens of people over REST, each with a name and a role."""
+    op.create_table(
+        "access",
+        sa.Column("hash", sa.LargeBinary(32), primary_key=True),
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("role", sa.String(16), nullable=False),
+        sa.Column("created", sa.Float, nullable=False),
+        *(sa.Column(name, sa.Float) for name in ("expires", "revoked")),
+    )
+
+
+STEPS: dict[int, Callable[[Operations], None]] = {3: _log_and_postings, 4: _money, 5: _node_states, 6: _access}
 """By the version that each leads to."""

@@ -87,6 +87,10 @@ class Overview:
         self._office.balances.catch_up(self._office.ledger)
         return [self._node(node, now) for node in self._office.pool.nodes.values()]
 
+    def node(self, peer: str) -> NodeView:
+        """One of them. Raises KeyError."""
+        return self._node(self._office.pool.nodes[peer], self._office.clock())
+
     def run(self) -> RunView:
         """The run."""
         self._office.balances.catch_up(self._office.ledger)
@@ -135,6 +139,11 @@ class Overview:
             cost_hour_dollars=sum(payroll.engaged[number].account.price for number in payroll.by_peer.values()) / MICRO,
             credits=office.balances.credits(run.name) / MICRO,
         )
+
+    def steps(self, after: int, limit: int) -> list[StepView]:
+        """The steps behind `after`, in order."""
+        steps = self._office.run.steps
+        return [_step(steps[step]) for step in sorted(step for step in steps if step > after)[:limit]]
 
     def _standing(self, node: NodeEntry, now: float) -> str:
         """What a node is counted as: it is one of these."""

@@ -396,6 +396,20 @@ def load_manifests(connection: sa.Connection, run: str) -> list[tuple[Signed, fl
 def list_events(connection: sa.Connection, *, limit: int, before: int | None = None) -> list[sa.Row[Any]]:
     """The audit log, newest first."""
     table = schema.events
-    columns = (table.c.id, table.c.wall, table.c.actor, table.c.action, table.c.subject, table.c.reason)
-    query = sa.select(*columns).where(AUDIT).order_by(table.c.id.desc()).limit(limit)
+    query = sa.select(*EVENT_COLUMNS).where(AUDIT).order_by(table.c.id.desc()).limit(limit)
     return list(connection.execute(query if before is None else query.where(table.c.id < before)))
+
+
+def events_behind(connection: sa.Connection, after: int, *, limit: int) -> list[sa.Row[Any]]:
+    """The audit log behind `after`, oldest first."""
+    table = schema.events
+    query = sa.select(*EVENT_COLUMNS).where(AUDIT, table.c.id > after).order_by(table.c.id).limit(limit)
+    return list(connection.execute(query))
+
+
+def newest_event(connection: sa.Connection) -> int:
+    """The newest line of the audit log; 0 while it has none."""
+    return connection.scalar(sa.select(sa.func.max(schema.events.c.id)).where(AUDIT)) or 0
+
+
+EVENT_COLUMNS = tuple(schema.events.c[name] for name in ("id", "wall", "actor", "action", "subject", "reason"))

@@ -1,12 +1,13 @@
-"""What `echo2` asks of a coordinator over REST."""
+"""What the commands ask of a coordinator over REST."""
 
 from __future__ import annotations
 
+import json
 import os
 import ssl
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -19,6 +20,7 @@ from .config import LOOPBACK_HOSTS
 from .views import NodeView, PoolView, RunView
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 COORDINATOR_URL = "http://127.0.0.1:8080"
@@ -26,6 +28,12 @@ COORDINATOR_URL = "http://127.0.0.1:8080"
 
 REQUEST_SECONDS = 10.0
 """For one answer of the coordinator, on a machine that is busy training."""
+
+STREAM_SECONDS = 30.0
+"""Without a sign of life, which comes every five, a stream of events is dead."""
+
+PAGE = 1000
+"""Rows asked for at once: as many as the coordinator gives."""
 
 TOKEN_BYTES_MAX = 4096
 
@@ -38,6 +46,10 @@ _NODES = TypeAdapter(list[NodeView])
 
 class NoAnswer(Echo2Error):
     """The coordinator cannot be asked just now; it may be again."""
+
+
+class Declined(Echo2Error):
+    """The coordinator understood; the state of things forbids it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +75,14 @@ def read_token(path: Path) -> str:
 class RestClient:
     """Asks one coordinator. Off loopback the token goes only over TLS: whoever has it may stop the run."""
 
-    def __init__(self, url: str, token: str | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError(f"--coordinator {url[:128]!r} is not a URL like {COORDINATOR_URL}")
@@ -72,7 +91,9 @@ class RestClient:
                 f"the token is not sent to {parts.hostname} in the clear: use https, or a tunnel to its loopback port"
             )
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, transport=transport)
+        self._client = httpx.Client(
+            base_url=url, headers=headers, timeout=REQUEST_SECONDS, transport=transport, verify=tls or True
+        )
 
     def close(self) -> None:
         """Close the connection."""
@@ -99,29 +120,87 @@ class RestClient:
             return Look(
                 RunView.model_validate_json(self._get(f"/v1/runs/{quote(run, safe='')}")),
                 self.pool(),
-                tuple(_NODES.validate_json(self._get("/v1/nodes"))),
+                tuple(_NODES.validate_python(list(self.rows("/v1/nodes")), strict=False)),
             )
         except ValidationError as error:
             raise ConfigurationError("the coordinator is of another release than this command") from error
 
-    def _get(self, path: str) -> bytes:
+    def get(self, path: str, **parameters: Any) -> Any:
+        """What a path answers. Raises NoAnswer and ConfigurationError; Declined for what is not possible now."""
+        return json.loads(self._get(path, parameters))
+
+    def change(self, path: str, body: Mapping[str, Any]) -> Any:
+        """What came of a change. Raises as `get` does."""
+        return json.loads(self._ask("POST", path, json=body).content)
+
+    def send_text(self, path: str, text: str, media_type: str) -> Any:
+        """What is answered to a text. Raises as `get` does."""
+        headers = {"Content-Type": media_type}
+        return json.loads(self._ask("POST", path, content=text.encode(), headers=headers, timeout=60.0).content)
+
+    def rows(self, path: str, most: int | None = None, **parameters: Any) -> Iterator[Any]:
+        """The rows of a list, page after page: all, or `most`. Raises as `get` does."""
+        left = most
+        where: str | None = path
+        asked: dict[str, Any] | None = {"limit": PAGE if most is None else min(most, PAGE)} | parameters
+        while where is not None and left != 0:
+            reply = self._ask("GET", where, params=asked)
+            page = json.loads(reply.content)
+            yield from page if left is None else page[:left]
+            left = None if left is None else max(0, left - len(page))
+            where, asked = reply.links.get("next", {}).get("url"), None
+
+    def follow(self, path: str, after: int | None) -> Iterator[tuple[int, Any]]:
+        """Events as they come, each with its id, until the coordinator ends the stream. Raises as `get` does."""
+        headers = {} if after is None else {"Last-Event-ID": str(after)}
+        timeout = httpx.Timeout(REQUEST_SECONDS, read=STREAM_SECONDS)
         try:
-            reply = self._client.get(path)
+            with self._client.stream("GET", path, headers=headers, timeout=timeout) as reply:
+                if reply.is_error:
+                    reply.read()
+                    self._raise(reply)
+                number = 0
+                for line in reply.iter_lines():
+                    name, _, value = line.partition(": ")
+                    if name == "id":
+                        number = int(value)
+                    elif name == "data":
+                        yield number, json.loads(value)
         except httpx.HTTPError as error:
-            why = str(error) or type(error).__name__
-            if _is_plain_http(error):
-                plain = self._client.base_url.copy_with(scheme="http")
-                raise ConfigurationError(
-                    f"{self._client.base_url} does not speak TLS ({why}): it speaks http://, try --coordinator {plain}"
-                ) from error
-            raise NoAnswer(f"{self._client.base_url} does not answer: {why}") from error
+            raise self._no_answer(error) from error
+
+    def _get(self, path: str, parameters: Mapping[str, Any] | None = None) -> bytes:
+        given = {name: value for name, value in (parameters or {}).items() if value is not None}
+        return self._ask("GET", path, params=given).content
+
+    def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            reply = self._client.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise self._no_answer(error) from error
+        self._raise(reply)
+        return reply
+
+    def _no_answer(self, error: httpx.HTTPError) -> Echo2Error:
+        url = self._client.base_url
+        why = str(error) or type(error).__name__
+        if _is_plain_http(error):
+            plain = url.copy_with(scheme="http")
+            return ConfigurationError(f"{url} does not speak TLS ({why}): it speaks http://, try --coordinator {plain}")
+        if isinstance(error, httpx.RemoteProtocolError) and url.scheme == "http":
+            why += f"; if it speaks TLS, try --coordinator {url.copy_with(scheme='https')}"
+        return NoAnswer(f"{url} does not answer: {why}")
+
+    def _raise(self, reply: httpx.Response) -> None:
+        said = f"{self._client.base_url}: {_detail(reply)}"
         if reply.status_code in (401, 403):
-            raise ConfigurationError(f"{self._client.base_url}: {_detail(reply)} (--token-file)")
-        if reply.status_code == 404:
-            raise ConfigurationError(f"{self._client.base_url}: {_detail(reply)}")
+            raise ConfigurationError(f"{said} (--token-file)")
+        if reply.status_code in (404, 422):
+            raise ConfigurationError(said)
+        if reply.status_code == 409:
+            raise Declined(said)
         if reply.is_error:
-            raise NoAnswer(f"{self._client.base_url}: {_detail(reply)}")
-        return reply.content
+            raise NoAnswer(said)
 
 
 def _detail(reply: httpx.Response) -> str:

@@ -1,13 +1,15 @@
 """The HTTP server under the API: sockets of our own with bounds in time, and hypercorn's HTTP/1.1 over each of them.
 
 hypercorn's own server is not used: it waits for ever for a client that does not read its answer, and for one that went
-away with requests still to be answered. Whoever does so here loses the connection, and its place goes to another.
+away with requests still to be answered. Whoever does so here loses the connection, and its place goes to another. With
+a TLS context the same is spoken over TLS, and a greeting takes no longer than the head of a request may.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from hypercorn.events import Event
     from hypercorn.typing import AppWrapper
 
-    from .api import App
+    from .rest_gate import App
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,9 @@ ANSWER_SECONDS = 120.0
 CONNECTION_SECONDS = 600.0
 REQUESTS_MAX = 100
 """Of one connection, then it is closed and its place is free for who waits. Clients connect anew by themselves."""
+
+TLS_BYTES = 16 * 1024
+"""Of one record: as many as TLS takes."""
 
 LINGER_SECONDS = 1.0
 """What a client still sends is read and dropped so long after the last answer: closed at once, the system would reset
@@ -84,15 +89,17 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """Where the listener is reached from this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def serve_rest(app: App, listener: socket.socket, *, most: int = CONNECTIONS_MAX) -> None:
-    """Serve until cancelled, `most` connections at a time. Takes the listener over."""
+async def serve_rest(
+    app: App, listener: socket.socket, *, most: int = CONNECTIONS_MAX, tls: ssl.SSLContext | None = None
+) -> None:
+    """Serve until cancelled, `most` connections at a time, over TLS where `tls` is given. Takes the listener over."""
     config = Config()
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")
@@ -107,7 +114,7 @@ async def serve_rest(app: App, listener: socket.socket, *, most: int = CONNECTIO
 
     async def serve_one(stream: trio.SocketStream) -> None:
         try:
-            await Connection(wrapped, config, context, stream).serve()
+            await Connection(wrapped, config, context, stream, tls).serve()
         except* Exception:
             log.exception("a connection failed")  # a bug: it costs this client its answer, and not everybody theirs
         finally:
@@ -120,7 +127,15 @@ async def serve_rest(app: App, listener: socket.socket, *, most: int = CONNECTIO
 class Connection:
     """One client: its requests are answered one after the other, until one of the bounds above is passed."""
 
-    def __init__(self, app: AppWrapper, config: Config, context: WorkerContext, stream: trio.SocketStream) -> None:
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        stream: trio.SocketStream,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = None if tls is None else trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         self._app = app
         self._config = config
         self._context = context
@@ -136,11 +151,19 @@ class Connection:
         """Until either side ends it. Closes the stream."""
         async with self._stream:
             try:
-                await self._converse()
+                if await self._greeted():
+                    await self._converse()
                 if self._orderly:
                     await self._linger()
             except (OSError, trio.BrokenResourceError):
                 pass  # the client is gone
+
+    async def _greeted(self) -> bool:
+        if self._tls is not None:
+            with trio.move_on_after(IDLE_SECONDS) as in_time:
+                await self._tls.do_handshake()
+            return not in_time.cancelled_caught
+        return True
 
     async def _converse(self) -> None:
         family = self._stream.socket.family
@@ -151,7 +174,15 @@ class Connection:
             async with TaskGroup() as tasks:
                 state = ConnectionState({})
                 self._protocol = Http1(
-                    self._app, self._config, self._context, tasks, state, False, client, server, self._event
+                    self._app,
+                    self._config,
+                    self._context,
+                    tasks,
+                    state,
+                    self._tls is not None,
+                    client,
+                    server,
+                    self._event,
                 )
                 await self._read(self._protocol)
 
@@ -162,7 +193,7 @@ class Connection:
         """Hand on what comes; `handle` returns when the protocol can take more."""
         while True:
             try:
-                data = await self._stream.receive_some(READ_BYTES)
+                data = await (self._tls or self._stream).receive_some(READ_BYTES)
             except trio.BrokenResourceError:
                 self._scope.cancel()
                 return
@@ -204,13 +235,21 @@ class Connection:
                 sent = 0
                 with trio.move_on_after(WRITE_SECONDS):
                     try:
-                        sent = await self._stream.socket.send(rest)
-                    except OSError as error:
+                        sent = await self._send(rest)
+                    except (OSError, trio.BrokenResourceError) as error:
                         log.debug("a client went away: %s", error)
                 if not sent:
                     self._scope.cancel()
                     await trio.sleep_forever()  # until the cancellation just asked for: nothing more may be written
                 rest = rest[sent:]
+
+    async def _send(self, data: memoryview) -> int:
+        """As much as goes now. Of TLS, one record: within its time all of it leaves, or nothing may follow."""
+        if self._tls is None:
+            return await self._stream.socket.send(data)
+        record = data[:TLS_BYTES]
+        await self._tls.send_all(record)
+        return len(record)
 
     async def _linger(self) -> None:
         with trio.move_on_after(LINGER_SECONDS):

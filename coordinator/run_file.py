@@ -113,12 +113,18 @@ def load_run_file(path: Path, flags: Sequence[str], *, learner: str) -> Submissi
 
     Raises ConfigurationError, one line, for anything a person must put right.
     """
-    values = read_toml(path)
+    return load_values(read_toml(path), path, flags, learner=learner, folder=path.parent)
+
+
+def load_values(
+    values: Table, path: Path, flags: Sequence[str] = (), *, learner: str, folder: Path | None = None
+) -> Submission:
+    """The same of values that were read. Paths are taken from `folder`. Raises ConfigurationError."""
     keys = frozenset(_set(values, flag) for flag in flags)
     run = values.get("run")
     filled = values | {"run": {"learner": learner, **run}} if isinstance(run, dict) else values
     with blaming(path, flags):
-        file = make_settings(filled, RunFile, source=str(path), folder=path.parent)
+        file = make_settings(filled, RunFile, source=str(path), folder=folder)
     return Submission(path, file, values, keys)
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised on any change of these tables, with a step in `migrations`. A later one is refused, never guessed at."""
 
 LONG = Integer().with_variant(BigInteger(), "postgresql")
@@ -43,6 +43,17 @@ tokens = Table(
     Column("used", Integer, nullable=False),
     Column("expires", Float),  # None: never
     Column("created", Float, nullable=False),
+)
+
+access = Table(
+    "access",  # tokens of people and their programs, over REST
+    metadata,
+    Column("hash", LargeBinary(32), primary_key=True),  # SHA-256 of the token
+    Column("name", String(64), nullable=False),  # what the audit log calls its holder
+    Column("role", String(16), nullable=False),
+    Column("created", Float, nullable=False),
+    Column("expires", Float),  # None: never
+    Column("revoked", Float),  # when; None while it counts
 )
 
 nodes = Table(

@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,15 +20,24 @@ from echo2.p2p.libp2p_transport import open_libp2p_transport
 from echo2.p2p.nat import NatCoordinator
 from echo2.tasks.scorer import ScorerUnavailable, TaskUnusable, open_scorer
 
+from .access import COMMAND_LINE, OPERATOR, AccessBook
 from .addresses import dialable
 from .api import make_api
+from .books import Books
 from .database import IN_USE, read_password
+from .event_feed import EventFeed
 from .ledger import DatabaseAway, LedgerUnavailable, open_ledger
 from .loop_lag import watch_loop_lag
-from .operator_token import load_operator_token_hash
+from .operator_token import load_operator_token_hash, local_token
 from .prompts import FolderText
 from .release import software_version
+from .rest_gate import Door
+from .rest_guard import Rooms
+from .rest_limits import Limits
 from .rest_server import open_listener, serve_rest, url_of
+from .rest_sessions import Sessions
+from .rest_tls import server_context
+from .run_judge import Judge
 from .served import ServedRest
 from .service import CoordinatorService
 from .task_loading import check_task, load_task
@@ -54,7 +64,10 @@ async def serve(config: CoordinatorConfig) -> None:
     check_task(config.run)
     identity = load_or_create_identity(config.identity_path)
     token_sha256 = load_operator_token_hash(config.operator_token_path)
+    certificate, key = config.rest.certificate, config.rest.key
+    tls = server_context(certificate, key) if certificate is not None and key is not None else None
     listener = open_listener(config.rest.host, config.rest.port)
+    url = url_of(listener, "http" if tls is None else "https")
     try:
         async with (
             open_libp2p_transport(
@@ -65,7 +78,11 @@ async def serve(config: CoordinatorConfig) -> None:
             text = FolderText(config.run.model_dir)
             task = await load_task(config.run, scorer, text)
             password = read_password(config.database_password_file)
-            with closing(await _open_when_there(config, password)) as ledger:
+            with (
+                closing(await _open_when_there(config, password)) as ledger,
+                local_token(config.local_token_path) as local_sha256,
+            ):
+                tokens = {OPERATOR: token_sha256, COMMAND_LINE: local_sha256}
                 nat = NatCoordinator(
                     transport,
                     admitted=lambda peer: service.admitted(peer),
@@ -89,29 +106,37 @@ async def serve(config: CoordinatorConfig) -> None:
                     )
                 except LedgerUnavailable as error:
                     raise ConfigurationError(error.detail) from error
-                api = make_api(
-                    service,
+                rooms = Rooms(
+                    desk=service,
+                    access=AccessBook(ledger, own=tokens, wall=time.time, entropy=os.urandom),
+                    sessions=Sessions(os.urandom),
+                    books=Books(config.ledger_url, password),
+                    feed=EventFeed(service),
+                    judge=Judge(config, text, service.pool_view),
+                    limits=Limits(),
                     join=lambda token: str(
                         JoinString(identity.peer_id, dialable(config, transport.addresses), token, config.run.name)
                     ),
-                    token_sha256=token_sha256,
-                    loopback=config.rest.loopback,
-                    version=software_version(),
-                    public_page=config.rest.public_page,
+                    clock=trio.current_time,
                 )
+                proxy = config.rest.proxy_address
+                door = Door(open_reads=config.rest.open_reads, tls=tls is not None or bool(proxy), proxy=proxy)
+                api = make_api(rooms, door=door, version=software_version(), public_page=config.rest.public_page)
                 log.info(
                     "peer id %s, listening on %s, REST on %s",
                     identity.peer_id,
                     ", ".join(transport.addresses),
-                    url_of(listener),
+                    url,
                 )
                 run = service.run_view(config.run.name)
                 log.info("the run %s is %s; waiting for: %s", run.run, run.state, run.waiting or "nothing")
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(service.run)
-                    nursery.start_soon(serve_rest, ServedRest(api, service.measures, trio.current_time), listener)
+                    nursery.start_soon(rooms.feed.run)
+                    served = ServedRest(api, service.measures, trio.current_time)
+                    nursery.start_soon(partial(serve_rest, served, listener, tls=tls))
                     nursery.start_soon(watch_loop_lag, service.measures.loop_lag, trio.current_time)
-                    nursery.start_soon(_write_status, config, service, transport, nat, url_of(listener))
+                    nursery.start_soon(_write_status, config, service, transport, nat, url)
     except TaskUnusable as error:
         raise ConfigurationError(str(error)) from error
     except ScorerUnavailable as error:

@@ -60,18 +60,20 @@ from .overview import Overview
 from .pay_clock import PayClock
 from .pool import DEAD_HEARTBEATS, LATE_HEARTBEATS, Tally
 from .prompts import FolderText, PromptBook
-from .records import list_events
+from .records import events_behind, list_events, newest_event
 from .run_life import RunLife
 from .scheduling import Scheduler
 from .scoring import ScoringTask
 from .served import served_to_peer
 from .statement_desk import StatementDesk
 from .tokenizer_desk import TokenizerDesk
-from .tokens import issue_token
+from .tokens import issue_token, list_tokens, revoke_token
 from .views import EventView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    import sqlalchemy as sa
 
     from echo2.p2p.channel import Allowed, Answer
     from echo2.p2p.errors import ProtocolError
@@ -87,7 +89,8 @@ if TYPE_CHECKING:
     from .config import CoordinatorConfig
     from .ledger import Ledger
     from .node_states import NodeEvent
-    from .views import AppealView, NodeView, PoolView, RunView, TransitionView
+    from .tokens import TokenRow
+    from .views import AppealView, NodeView, PoolView, RunView, StepView, TransitionView
 
 Q = TypeVar("Q", bound=Message)
 
@@ -224,6 +227,10 @@ class CoordinatorService:
         """Every node that memory holds, in the order of admission."""
         return self._overview.nodes()
 
+    def node_view(self, peer: str) -> NodeView:
+        """One node. Raises KeyError when it was never admitted."""
+        return self._overview.node(peer)
+
     def runs_view(self) -> list[RunView]:
         """Every run: one, in this version."""
         return [self._overview.run()]
@@ -237,18 +244,27 @@ class CoordinatorService:
         """The audit log, newest first. Raises Refused while the ledger cannot be read."""
         with self._office.ledger.reading() as connection:
             rows = list_events(connection, limit=min(limit, EVENTS_MAX), before=before)
-        with self._office.ledger.loading(schema.events):
-            return [
-                EventView(
-                    id=row.id,
-                    wall_seconds=row.wall,
-                    actor=row.actor,
-                    action=row.action,
-                    subject=row.subject,
-                    reason=row.reason,
-                )
-                for row in rows
-            ]
+        return self._events(rows)
+
+    def events_behind(self, after: int, *, limit: int) -> list[EventView]:
+        """The audit log behind `after`, oldest first. Raises Refused while the ledger cannot be read."""
+        with self._office.ledger.reading() as connection:
+            rows = events_behind(connection, after, limit=min(limit, EVENTS_MAX))
+        return self._events(rows)
+
+    def newest_event(self) -> int:
+        """The newest line of the audit log; 0 while it has none. Raises Refused while the ledger cannot be read."""
+        with self._office.ledger.reading() as connection:
+            return newest_event(connection)
+
+    def steps_view(self, run: str, *, after: int, limit: int) -> list[StepView]:
+        """What was reported of the steps behind `after`, in order. Raises KeyError when there is no such run."""
+        self._check_run(run)
+        return self._overview.steps(after, limit)
+
+    def tokens_view(self) -> list[TokenRow]:
+        """Every token that lets nodes in, the oldest first. Raises Refused while the ledger cannot be read."""
+        return list_tokens(self._office.ledger)
 
     def broadcast_view(self, limit: int) -> BroadcastView:
         """Where each node is with the newest snapshot; at most `limit` nodes, those that lack it first."""
@@ -284,6 +300,11 @@ class CoordinatorService:
         )
         log.info("a token for %d nodes was made by %s: %s", uses, actor, reason)
         return token
+
+    def revoke_token(self, hash_start: str, *, actor: str, reason: str) -> TokenRow:
+        """It lets nobody in any more. Raises KeyError for an unknown one, Refused for one that is over."""
+        office = self._office
+        return revoke_token(office.ledger, hash_start, wall=office.wall(), actor=actor, reason=reason)
 
     def admit_node(self, peer: str, *, actor: str, reason: str) -> None:
         """A node that has applied takes part. Raises KeyError for an unknown node, Refused for one that has not."""
@@ -333,6 +354,20 @@ class CoordinatorService:
         self._life.change("stopped", actor=actor, reason=reason)
 
     # helpers
+
+    def _events(self, rows: Iterable[sa.Row[Any]]) -> list[EventView]:
+        with self._office.ledger.loading(schema.events):
+            return [
+                EventView(
+                    id=row.id,
+                    wall_seconds=row.wall,
+                    actor=row.actor,
+                    action=row.action,
+                    subject=row.subject,
+                    reason=row.reason,
+                )
+                for row in rows
+            ]
 
     def _serve(self, protocol: ProtocolName, kind: type[Q], answer: Answer[Q], allowed: Allowed) -> None:
         counted = served_to_peer(protocol, answer, self.measures)

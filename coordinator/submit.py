@@ -113,7 +113,7 @@ def _reserved(path: Path, table: str, given: Mapping[str, Any], reserved: Mappin
             raise ConfigurationError(f"{path}: {table}.{key} cannot be set here: {why}")
 
 
-def ask_learner(settings: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+def ask_learner(settings: Mapping[str, Any], source: str, *, seconds: float = CHECK_SECONDS) -> Mapping[str, Any]:
     """Every setting of the learner's with its value, from its own program. Raises ConfigurationError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "learner.toml"
@@ -121,7 +121,7 @@ def ask_learner(settings: Mapping[str, Any], source: str) -> Mapping[str, Any]:
         try:
             done = subprocess.run(  # noqa: S603 - our own program
                 command("echo2-learner", "check", "--config", str(path)), capture_output=True, text=True,
-                timeout=CHECK_SECONDS, check=False,
+                timeout=seconds, check=False,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigurationError(f"echo2-learner cannot judge the learner's tables: {error}") from error

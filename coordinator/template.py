@@ -13,9 +13,13 @@ TEMPLATE = """\
 # score_seconds_max = 2.0                 # one reward's time; then it is 0
 
 [rest]
-# host = "127.0.0.1"                      # elsewhere, every request needs the operator's token
+# host = "127.0.0.1"                      # elsewhere every request needs a token, and TLS: one of the two ways below
 # port = 8080
 # public_page = false                     # true: everybody may see /public/RUN, without a token
+# certificate = ""                        # PEM files that make it HTTPS: the certificate with its chain,
+# key = ""                                # and its key
+# behind_proxy = false                    # or a proxy speaks TLS in front of it,
+# proxy_address = ""                      # and only this address may connect
 
 [admission]                               # who may take part, and what a new node has to show
 # mode = "token"                          # or "open": anyone; "hand": the operator admits each new node

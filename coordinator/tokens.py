@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from echo2.p2p.errors import Refused
 from echo2.p2p.join import TOKEN_CHARACTERS
 
 from . import schema
-from .history import insert
+from .history import insert, update
 from .records import record
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = TOKEN_CHARACTERS // 2
 """144 bits as 36 hexadecimal digits: nobody guesses it, and it survives being read aloud."""
+
+HASH_SHOWN = 12
+"""Digits of its hash that name a token: 48 bits, and its owner cannot be found from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +71,27 @@ def list_tokens(ledger: Ledger) -> list[TokenRow]:
     table = schema.tokens
     with ledger.reading() as connection:
         rows = connection.execute(sa.select(table).order_by(table.c.created)).all()
-    return [TokenRow(bytes(row.hash).hex()[:12], row.quota, row.used, row.created, row.expires) for row in rows]
+    return [_shown(row) for row in rows]
+
+
+def revoke_token(ledger: Ledger, hash_start: str, *, wall: float, actor: str, reason: str) -> TokenRow:
+    """It lets nobody in from now on; who is in stays. Named by the start of its hash, as it is listed.
+
+    Raises KeyError when there is none, Refused when it counts for nothing already, LedgerUnavailable.
+    """
+    table = schema.tokens
+    with ledger.transaction() as connection:
+        rows = connection.execute(sa.select(table).order_by(table.c.created)).all()
+        found = [row for row in rows if bytes(row.hash).hex()[:HASH_SHOWN] == hash_start]
+        if not found:
+            raise KeyError(hash_start)
+        (row,) = found[:1]
+        if row.used >= row.quota or (row.expires is not None and row.expires <= wall):
+            raise Refused("token_over", f"the token {hash_start} is used up or has expired: it lets nobody in")
+        change = update("tokens", [row.hash], {"expires": wall})
+        record(connection, [change], wall=wall, actor=actor, action="token revoked", subject=hash_start, reason=reason)
+    return replace(_shown(row), expires=wall)
+
+
+def _shown(row: Any) -> TokenRow:
+    return TokenRow(bytes(row.hash).hex()[:HASH_SHOWN], row.quota, row.used, row.created, row.expires)

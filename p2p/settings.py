@@ -144,18 +144,20 @@ def load_settings(path: Path, kind: type[S], *, overrides: Mapping[str, Any] | N
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The values of a settings file. Raises ConfigurationError."""
-    text = read_text(path, "settings file")
+    return parse_toml(read_text(path, "settings file"), path)
+
+
+def parse_toml(text: str, path: Path, what: str = "settings file") -> dict[str, Any]:
+    """The values of such a text, from `path` or only called so. Raises ConfigurationError, which calls it `what`."""
     if deep := _DEEP_KEY.search(text):
         line = text.count("\n", 0, deep.start()) + 1
-        raise ConfigurationError(
-            f"{path} is not a settings file: line {line} has a key of more than {NESTING_MAX} parts"
-        )
+        raise ConfigurationError(f"{path} is not a {what}: line {line} has a key of more than {NESTING_MAX} parts")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of nested brackets
-        raise ConfigurationError(f"{path} is not a settings file: {str(error).partition(';')[0]}") from error
+        raise ConfigurationError(f"{path} is not a {what}: {str(error).partition(';')[0]}") from error
 
 
 def make_settings(values: Mapping[str, Any], kind: type[S], *, source: str, folder: Path | None = None) -> S:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from echo2.coordinator.config import (
     CoordinatorConfig,
     CreditConfig,
     RestConfig,
+    RestPlace,
     RunConfig,
     load_config,
 )
 from echo2.coordinator.database import read_password
-from echo2.coordinator.operator_token import load_operator_token_hash, make_operator_token
+from echo2.coordinator.operator_token import load_operator_token_hash, local_token, make_operator_token
 from echo2.coordinator.template import TEMPLATE
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import Identity
@@ -89,7 +91,50 @@ def test_a_slice_is_never_larger_than_its_group():
 @pytest.mark.parametrize(("host", "loopback"), [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("::", False)])
 def test_loopback(host, loopback):
     """Only the loopback addresses count as this machine alone."""
-    assert RestConfig(host=host).loopback is loopback
+    assert RestConfig(host=host, certificate="c.pem", key="k.pem").loopback is loopback
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"host": "0.0.0.0"}, "tokens would cross the network in the clear: set rest.certificate and rest.key, or"),
+        ({"certificate": "c.pem"}, "rest.certificate and rest.key go together"),
+        ({"host": "0.0.0.0", "key": "k.pem"}, "rest.certificate and rest.key go together"),
+        ({"behind_proxy": True}, "rest.behind_proxy and rest.proxy_address go together"),
+        ({"proxy_address": "10.0.0.1"}, "rest.behind_proxy and rest.proxy_address go together"),
+        ({"behind_proxy": True, "proxy_address": "nginx"}, "is not an IP address"),
+        (
+            {"behind_proxy": True, "proxy_address": "10.0.0.1", "certificate": "c.pem", "key": "k.pem"},
+            "exclude each other",
+        ),
+    ],
+)
+def test_tokens_never_cross_the_network_in_the_clear(values, says):
+    """Off loopback a coordinator without TLS does not start, and says what to set."""
+    with pytest.raises(ConfigurationError, match=says):
+        make_settings({"rest": values}, RestPlace, source="c.toml")
+
+
+def test_reading_is_open_to_this_machine_alone():
+    """Behind a proxy nobody is known to be of this machine, wherever it listens."""
+    proxy = {"behind_proxy": True, "proxy_address": "10.0.0.1"}
+    assert RestConfig().open_reads
+    assert not RestConfig(**proxy).open_reads
+    assert not RestConfig(host="0.0.0.0", **proxy).open_reads
+    assert not RestConfig(host="::", certificate="c.pem", key="k.pem").open_reads
+
+
+def test_the_local_token_is_there_while_the_coordinator_is(tmp_path):
+    """A new one each time, readable by the owner alone."""
+    path, seen = tmp_path / "state" / "local-token", set()
+    for _ in range(2):
+        with local_token(path) as digest:
+            token = path.read_text().strip()
+            assert hashlib.sha256(token.encode()).digest() == digest
+            assert path.stat().st_mode & 0o077 == 0
+            seen.add(token)
+        assert not path.exists()
+    assert len(seen) == 2
 
 
 def test_template_shows_every_key_with_its_default(tmp_path):
@@ -128,8 +173,6 @@ def test_the_peer_id_is_told_before_the_settings_are_filled_in(tmp_path):
 
 def test_operator_token_is_kept_as_a_hash(tmp_path):
     """The file holds only the hash, readable by the owner alone, and a new token replaces the old one."""
-    import hashlib
-
     path = tmp_path / "state" / "operator-token.sha256"
     first, second = make_operator_token(path), make_operator_token(path)
     assert first != second

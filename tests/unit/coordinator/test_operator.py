@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from dataclasses import replace
 
+import pytest
+
+from echo2.p2p.errors import Refused
 from echo2.tasks.scorer import InlineScorer
 
 
@@ -54,3 +59,38 @@ async def test_the_pool_shows_what_confines_its_scorer(autojump_clock, world):
     world.scorer = Confined({world.task.name: world.task})
     async with world.serving() as service:
         assert service.pool_view().scorer_confinement == ("parent", "seccomp")
+
+
+async def test_a_token_that_is_revoked_lets_nobody_in(autojump_clock, world):
+    """Who is in stays; it is on record who did it and why, and it can be done once."""
+    async with world.serving() as service, world.node(10) as early, world.node(11) as late:
+        token = world.token(uses=3)
+        await early.hello(token)
+        name = hashlib.sha256(token.encode()).hexdigest()[:12]
+        (before,) = service.tokens_view()
+        assert (before.hash_start, before.uses, before.used, before.expires) == (name, 3, 1, None)
+        revoked = service.revoke_token(name, actor="ann", reason="posted in a forum")
+        assert service.tokens_view() == [revoked] == [replace(before, expires=revoked.expires)]
+        with pytest.raises(Refused, match="expired"):
+            await late.hello(token)
+        await early.hello()
+        with pytest.raises(Refused, match="lets nobody in"):
+            service.revoke_token(name, actor="ann", reason="again")
+        with pytest.raises(KeyError):
+            service.revoke_token("0" * 12, actor="ann", reason="x")
+        (event, *_) = service.events_view()
+        assert (event.actor, event.action, event.subject) == ("ann", "token revoked", name)
+        assert service.events_behind(event.id - 1, limit=9) == [event]
+        assert service.newest_event() == event.id
+
+
+async def test_every_step_can_be_read_page_by_page(autojump_clock, world, tools):
+    """Behind a step, so many; of a run there is none of, nothing."""
+    async with world.serving() as service, world.learner() as learner:
+        await learner.hello()
+        await learner.publish()
+        await learner.report([], [tools.metrics(number, 0) for number in range(3)])
+        assert [step.step for step in service.steps_view("r1", after=-1, limit=2)] == [0, 1]
+        assert [step.step for step in service.steps_view("r1", after=1, limit=2)] == [2]
+        with pytest.raises(KeyError):
+            service.steps_view("r2", after=-1, limit=2)

@@ -213,3 +213,12 @@ async def test_a_fault_of_the_application_costs_one_answer():
         assert (await asked(port, fault)).startswith(b"HTTP/1.1 500")
         assert (await asked(port, b"\x16\x03\x01 nonsense\r\n\r\n")).startswith(b"HTTP/1.1 400")
         assert (await asked(port)).startswith(b"HTTP/1.1 200")
+
+
+async def test_the_head_of_a_request_is_bounded():
+    """Long enough for any honest one; beyond, 431 and the end of the connection."""
+    head = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: %b\r\n\r\n"
+    async with served() as port:
+        assert (await asked(port, head % (b"x" * 8_000))).startswith(b"HTTP/1.1 200")
+        assert (await asked(port, head % (b"x" * 40_000))).startswith(b"HTTP/1.1 431")
+        assert (await asked(port)).startswith(b"HTTP/1.1 200")

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from echo2.coordinator import api, broadcast_routes, cli, settings_doc
+from echo2.coordinator import cli, settings_doc
 from echo2.coordinator import main as coordinator_main
-from echo2.coordinator.config import AdmissionConfig, CoordinatorConfig, RunConfig
+from echo2.coordinator.config import AdmissionConfig, CoordinatorConfig, RestConfig, RunConfig
 from echo2.coordinator.ledger import LedgerUnavailable
+from echo2.coordinator.rest_roles import NEEDS
 from echo2.coordinator.run_file import load_run_file
 from echo2.coordinator.views import StepView
 from echo2.learner import main as learner_main
@@ -34,7 +35,9 @@ COMMANDS = {
     "echo2-learner": typer.main.get_command(learner_main.app),
     "echo2-node": typer.main.get_command(node_main.app),
 }
-REST_ONLY = {"node_states.py", "run_life.py"}
+REST_ONLY = {
+    *("node_states.py", "run_life.py", "access.py", "tokens.py", "books.py", "event_feed.py", "run_judge.py"),
+}
 """Their refusals answer REST requests, not peers."""
 
 
@@ -91,7 +94,10 @@ def test_the_volunteers_options_have_the_defaults_they_have():
 
 def test_the_settings_shown_exist():
     """Keys of both settings files, in the examples and in the tables."""
-    coordinator, learner, database = re.findall(r"```toml\n(.*?)```", text("operators.md"), re.DOTALL)
+    found = re.findall(r"```toml\n(.*?)```", text("operators.md"), re.DOTALL)
+    coordinator, learner, database = (block for block in found if not block.startswith("[rest]"))
+    for rest in (block for block in found if block.startswith("[rest]")):
+        assert RestConfig.model_validate(tomllib.loads(rest)["rest"] | {"port": 1}, strict=True)
     assert set(tomllib.loads(database)) <= set(CoordinatorConfig.model_fields)
     shown = tomllib.loads(coordinator)
     assert set(shown.pop("run")) <= set(RunConfig.model_fields)
@@ -164,14 +170,9 @@ def test_the_tasks_shown_are_the_catalogues():
 
 def test_every_request_shown_is_served_and_every_one_served_is_shown():
     """The operator's table of REST requests and the routes."""
-    parts = sorted([*Path(api.__file__).parent.glob("*api.py"), Path(broadcast_routes.__file__)])
-    source = "\n".join(part.read_text(encoding="utf-8") for part in parts)
-    routes = {
-        (method.upper(), re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), path))
-        for method, path in re.findall(r'@(?:api|router)\.(get|post)\("([^"]+)"', source)
-    }
-    shown = {("GET", "/openapi.json")}
-    for row in re.findall(r"^\| (`(?:GET|POST) .*?) \|", text("operators.md"), re.MULTILINE):
+    routes = {(method, re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), path)) for method, path in NEEDS}
+    shown = set()
+    for row in re.findall(r"^\| (`(?:GET|POST|DELETE) .*?) \|", text("operators.md"), re.MULTILINE):
         method, last = "", ""
         for part in re.findall(r"`([^`]+)`", row):
             if " " in part:
@@ -179,7 +180,17 @@ def test_every_request_shown_is_served_and_every_one_served_is_shown():
             else:
                 last = last.rsplit("/", 1)[0] + part
             shown.add((method, last))
-    assert shown == routes | {("GET", "/openapi.json")}
+    assert shown == routes
+
+
+def test_the_roles_shown_are_those_of_the_table():
+    """What the operator's page says that each request needs."""
+    rows = re.findall(r"^\| (`(?:GET|POST|DELETE) .*?) \| ([\w ]+) \|", text("operators.md"), re.MULTILINE)
+    words = {"reader": "viewer", "anyone": "a token"}
+    needed = {re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), f"{m} {p}"): n for (m, p), n in NEEDS.items()}
+    for row, role in rows:
+        first = row.split("`")[1]
+        assert words.get(needed[first], needed[first]) == role, first
 
 
 def test_every_refusal_is_in_the_specification():

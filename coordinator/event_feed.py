@@ -1,0 +1,112 @@
+"""The audit log as it grows, for those who watch it.
+
+Nobody has a queue that could run over: each watcher reads on from the last line it has, at its own pace and at most
+PAGE lines at a time; a bell tells all of them at once that there is more. The ledger is asked whether there is once a
+second, however many watch, because the command line writes into it as well. On PostgreSQL a line that another process
+writes at the very moment of ours may come in behind it and be missed here; `GET /v1/events` has it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from echo2.p2p.errors import Refused
+
+from .ledger import LedgerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from .rest_desk import Desk
+    from .views import EventView
+
+PAGE = 100
+
+LOOK_SECONDS = 1.0
+
+HEARTBEAT_SECONDS = 5.0
+"""Between two signs of life: proxies cut what is silent for half a minute, and the second write to a page that was
+closed finds out that it was."""
+
+STREAM_SECONDS = 90.0
+"""Then the stream ends, and browsers come again by themselves with the last id they had. Within the bounds on an answer
+(`rest_server.ANSWER_SECONDS`); and who lost the right to watch finds out."""
+
+WATCHERS_MAX = 24
+"""Each holds a connection, of `rest_server.CONNECTIONS_MAX`."""
+
+WATCHERS_OF_CLIENT_MAX = 8
+"""A page that is loaded anew holds two places for some seconds, and a browser that found none does not come again."""
+
+
+class EventFeed:
+    """Serves every watcher; `run` looks for news while there are any."""
+
+    def __init__(self, desk: Desk, *, stream_seconds: float = STREAM_SECONDS) -> None:
+        self._desk = desk
+        self._stream_seconds = stream_seconds
+        self._watchers: Counter[str] = Counter()
+        self._newest = 0
+        self._more = trio.Event()
+        self._watched = trio.Event()
+
+    async def run(self) -> None:
+        """Look for news until cancelled."""
+        while True:
+            await self._watched.wait()
+            while self._watchers.total():
+                self.look()
+                await trio.sleep(LOOK_SECONDS)
+            self._watched = trio.Event()
+
+    def look(self) -> None:
+        """Ring if the log has grown. A ledger that is away is asked again next time."""
+        try:
+            newest = self._desk.newest_event()
+        except LedgerUnavailable:
+            return
+        if newest != self._newest:  # less, after a ledger was put back
+            self._newest = newest
+            self._more.set()
+            self._more = trio.Event()
+
+    @contextmanager
+    def watching(self, client: str) -> Iterator[None]:
+        """One place among the watchers. Raises Refused when there is none."""
+        if self._watchers[client] >= WATCHERS_OF_CLIENT_MAX:
+            raise Refused("busy", f"at most {WATCHERS_OF_CLIENT_MAX} streams of one client at a time", 10.0)
+        if self._watchers.total() >= WATCHERS_MAX:
+            raise Refused("busy", f"{WATCHERS_MAX} streams are open, and no more may be", 10.0)
+        self._watchers[client] += 1
+        self._watched.set()
+        try:
+            yield
+        finally:
+            self._watchers[client] -= 1
+            self._watchers += Counter()  # without those at 0: clients come and go
+
+    async def events(self, after: int | None) -> AsyncGenerator[list[EventView], None]:
+        """Lines behind `after`, or from now on: a page as soon as there is one, an empty one as a sign of life.
+
+        Raises LedgerUnavailable if not even the beginning is known.
+        """
+        last = self._desk.newest_event() if after is None else after
+        ends_at = trio.current_time() + self._stream_seconds
+        while trio.current_time() < ends_at:
+            more = self._more
+            try:
+                page = self._desk.events_behind(last, limit=PAGE)
+            except Refused:
+                page = []
+            if page:
+                last = page[-1].id
+                yield page
+                continue
+            with trio.move_on_after(min(HEARTBEAT_SECONDS, max(0.0, ends_at - trio.current_time()))) as waited:
+                await more.wait()
+            if waited.cancelled_caught:
+                yield []
