@@ -76,7 +76,7 @@ class FakeDesk:
         return PoolView(
             coordinator=PEER, addresses=("/ip4/127.0.0.1/tcp/1",), nodes_healthy=1, nodes_late=0, nodes_dead=0,
             nodes_suspended=0, mu_pool=2.5, mu_min=None, t_bcast_seconds=0.5, t_train_seconds=None,
-            refused={"manifest": 3}, protocol_errors=1, trouble=self.trouble,
+            refused={"rejected: manifest": 3}, protocol_errors=1, trouble=self.trouble,
         )  # fmt: skip
 
     def nodes_view(self):
