@@ -96,6 +96,7 @@ async def serve(config: CoordinatorConfig) -> None:
                     )
                 except LedgerUnavailable as error:
                     raise ConfigurationError(error.detail) from error
+                transport.tell_apart(service.admitted)
                 api = make_api(
                     service,
                     join=lambda token: str(
