@@ -16,7 +16,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .rates import TokenBucket
 
@@ -94,6 +94,12 @@ class TransportLimits:
 
     buffer_bytes_max: int = 512 * MIB
     """Received and unread in the whole process; beyond, the connection that holds most ends."""
+
+    connection_unsent_bytes_max: int = 64 * MIB
+    """Given to one connection to be sent, and not yet taken by its peer; beyond, the connection ends."""
+
+    unsent_bytes_max: int = 512 * MIB
+    """The same of the whole process; beyond, a connection ends that takes nothing, the one with most of it first."""
 
     upload_bits_per_second: float | None = None
     """Cap on what we send, all peers together; None: what the line takes."""
@@ -191,9 +197,11 @@ class Admission:
 
 
 class Buffers:
-    """Bytes received and not yet read, by connection and together."""
+    """Bytes received and not yet read, or given to be sent and not yet taken, by connection and together."""
 
-    def __init__(self, *, each_max: int, total_max: int) -> None:
+    def __init__(self, *, each_max: int, total_max: int, first: Callable[[Any], bool] = lambda _key: False) -> None:
+        """Beyond `total_max` the holder of most ends; of those for whom `first` says so, if there are any."""
+        self._first = first
         self._each_max = each_max
         self._total_max = total_max
         self._held: dict[Hashable, int] = {}
@@ -207,7 +215,7 @@ class Buffers:
         if held > self._each_max:
             return key
         if self.total > self._total_max:
-            return max(self._held, key=lambda each: self._held[each])
+            return max(self._held, key=lambda each: (self._first(each), self._held[each]))
         return None
 
     def give(self, key: Hashable, count: int) -> None:

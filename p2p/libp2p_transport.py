@@ -163,6 +163,11 @@ class Libp2pTransport:
         self._admission = Admission(limits)
         self._places = Places(limits)
         self._buffers = Buffers(each_max=limits.connection_buffer_bytes_max, total_max=limits.buffer_bytes_max)
+        self._unsent = Buffers(
+            each_max=limits.connection_unsent_bytes_max,
+            total_max=limits.unsent_bytes_max,
+            first=lambda connection: connection.takes_nothing,
+        )
         self._upload = Limiter(limits.upload_bits_per_second)
         self._download = Limiter(limits.download_bits_per_second)
         self._sent, self._received = Throughput(), Throughput()
@@ -383,6 +388,7 @@ class Libp2pTransport:
             initiator=initiator,
             accept=self._accept_stream,
             buffers=self._buffers,
+            unsent=self._unsent,
             upload=None if socket.inside else self._upload,
         )
         connection.via, connection.remote = via, socket.get_remote_address()

@@ -99,6 +99,9 @@ SILENT_SECONDS_MAX = 30.0
 WRITE_SECONDS_MAX = 60.0
 """One batch not accepted by the kernel for this long: the peer reads nothing, and what we hold for it is stuck."""
 
+TAKES_NOTHING_SECONDS = 10.0
+"""A slow line takes a batch each second or two; by this long without one, a peer leaves what it asked for with us."""
+
 LINGER_SECONDS = 900.0
 """A stream we have finished, on which the peer says nothing for this long, is forgotten: longer than any held reply."""
 
@@ -146,11 +149,12 @@ class Yamux:
         initiator: bool,
         accept: Callable[[YamuxStream], bool],
         buffers: Buffers | None = None,
+        unsent: Buffers | None = None,
         upload: Limiter | None = None,
     ) -> None:
         """`accept` is told of each inbound stream, in the read loop: it must not wait. False refuses the stream.
 
-        `buffers` and `upload` are the process's; without them this connection is counted alone, and has no cap.
+        `buffers`, `unsent` and `upload` are the process's; without them this connection is counted alone, uncapped.
         """
         self.peer = peer
         self.initiator = initiator
@@ -182,6 +186,8 @@ class Yamux:
         self._payload_left = 0
         self._payload_fin = False
         self._buffers = buffers or Buffers(each_max=WINDOWS_BYTES_MAX * 2, total_max=WINDOWS_BYTES_MAX * 2)
+        self._unsent = unsent or Buffers(each_max=WINDOWS_BYTES_MAX, total_max=WINDOWS_BYTES_MAX)
+        self._sent_at = trio.current_time()
         self._nuisance = Nuisance(trio.current_time())
         self._frame_budget = FrameBudget(trio.current_time())
         self._small_frames = 0
@@ -313,6 +319,26 @@ class Yamux:
         """They were read or dropped."""
         self._buffers.give(self, count)
 
+    def unsent(self, count: int) -> None:
+        """A stream was given `count` bytes to send. Whoever leaves too much of that with us, ends."""
+        if not count:
+            return
+        if not self._unsent.held(self):
+            self._sent_at = trio.current_time()
+        heavy = self._unsent.take(self, count)
+        if isinstance(heavy, Yamux):
+            heavy.kill(f"{self._unsent.held(heavy)} bytes for the peer wait to be sent")
+
+    def sent(self, count: int) -> None:
+        """They are on their way, or given up."""
+        if count:
+            self._unsent.give(self, count)
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether bytes wait for this peer, and it has let none of them go for a while."""
+        return trio.current_time() - self._sent_at >= TAKES_NOTHING_SECONDS
+
     # Writing.
 
     async def _write(self) -> None:
@@ -362,7 +388,7 @@ class Yamux:
             if count:
                 parts += (HEADER.pack(0, DATA, 0, stream.stream_id, count), *stream.take(count))
                 stream.send_window -= count
-                stream.touched_at = trio.current_time()
+                stream.touched_at = self._sent_at = trio.current_time()
                 room -= count + HEADER.size
                 self._moved_bytes += count
             if not stream.outgoing_bytes:
@@ -579,6 +605,7 @@ class Yamux:
         self._waiting.clear()
         self._parting.clear()
         self._buffers.drop(self)
+        self._unsent.drop(self)
         if self._turn is not None:
             self._upload.settle(self._turn, 0)
         self._upload.forget(self)
