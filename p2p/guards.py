@@ -4,7 +4,7 @@
 |-----------|-----------------------------------------------------------|-------------------------------------------|
 | Admission | many connections from one place                           | whether one more may come in              |
 | Buffers   | bytes sent to us faster than we read them                 | which connection has to go                |
-| Nuisance  | frames that are allowed, cost us work and serve no one    | when a connection has sent too many       |
+| Nuisance  | frames, streams that are allowed, cost us, serve no one   | when a connection has sent too many       |
 | Bans      | a peer that breaks the protocol again and again           | until when it is refused                  |
 | BackOff   | our own eagerness towards a peer that cannot be reached   | when it may be dialled again              |
 
@@ -246,11 +246,18 @@ NUISANCE_PER_SECOND = 200.0
 """And for as long as the connection lives; ten times a busy honest peer's."""
 
 
-class Nuisance:
-    """Counts frames that serve no one; `one_more` says when it is too much."""
+FRUITLESS_BURST = 64
+"""Streams of one connection that end without a protocol, at once: a request that its asker gives up may be one."""
 
-    def __init__(self, now: float) -> None:
-        self._bucket = TokenBucket(NUISANCE_PER_SECOND, NUISANCE_BURST, now)
+FRUITLESS_PER_SECOND = 2.0
+"""And for as long as the connection lives: each costs us a task and 0.3 ms."""
+
+
+class Nuisance:
+    """Counts what is allowed and serves no one, frames unless said; `one_more` says when it is too much."""
+
+    def __init__(self, now: float, per_second: float = NUISANCE_PER_SECOND, burst: int = NUISANCE_BURST) -> None:
+        self._bucket = TokenBucket(per_second, burst, now)
 
     def one_more(self, now: float) -> bool:
         """Whether the peer has gone too far."""

@@ -28,7 +28,7 @@ from libp2p.protocol_muxer.multiselect import Multiselect
 from .errors import ConfigurationError, Unreachable
 from .guards import Admission, Buffers, TransportLimits
 from .libp2p_dialling import Dialling, DialStrategy
-from .libp2p_negotiate import BadLine, answer, ask_for, protocol_id, reason_of
+from .libp2p_negotiate import BadLine, Negotiations, ask_for, protocol_id, reason_of
 from .libp2p_pool import Pool
 from .libp2p_tcp import BufferedTcp, HostPort, OverStream, listen, listening_addresses, parse_address
 from .libp2p_upgrade import HANDSHAKE_SECONDS, Upgrader
@@ -154,6 +154,7 @@ class Libp2pTransport:
         self._allow = allow or (lambda _peer: True)
         self._upgrader = Upgrader(identity)
         self._protocols = Multiselect()
+        self._negotiations = Negotiations(self._protocols)
         self._handlers: dict[str, StreamHandler] = {}
         self._nursery = connections
         self._handler_nursery = connections
@@ -508,7 +509,7 @@ class Libp2pTransport:
     async def _serve(self, stream: YamuxStream) -> None:
         # Upstream fault: an exception here, libp2p's own for a malformed line included, would end the whole host.
         try:
-            protocol = await answer(stream, self._protocols)
+            protocol = await self._negotiations.agree(stream)
             bulk = protocol in _BULK_IDS
             if bulk and stream.connection.via == "relay":
                 raise Unreachable("megabytes are not sent through a relay: it pays for what it carries")

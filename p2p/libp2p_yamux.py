@@ -23,7 +23,7 @@ import trio
 
 from .errors import Unreachable
 from .frame_budget import SMALL_FRAME_BYTES, FrameBudget
-from .guards import Buffers, Nuisance
+from .guards import FRUITLESS_BURST, FRUITLESS_PER_SECOND, Buffers, Nuisance
 from .libp2p_stream import (
     ACK,
     DATA,
@@ -101,6 +101,8 @@ WRITE_SECONDS_MAX = 60.0
 
 TAKES_NOTHING_SECONDS = 10.0
 """A slow line takes a batch each second or two; by this long without one, a peer leaves what it asked for with us."""
+
+FRUITLESS = "too many streams without a protocol"
 
 LINGER_SECONDS = 900.0
 """A stream we have finished, on which the peer says nothing for this long, is forgotten: longer than any held reply."""
@@ -189,6 +191,7 @@ class Yamux:
         self._unsent = unsent or Buffers(each_max=WINDOWS_BYTES_MAX, total_max=WINDOWS_BYTES_MAX)
         self._sent_at = trio.current_time()
         self._nuisance = Nuisance(trio.current_time())
+        self._fruitless = Nuisance(trio.current_time(), FRUITLESS_PER_SECOND, FRUITLESS_BURST)
         self._frame_budget = FrameBudget(trio.current_time())
         self._small_frames = 0
         self._moved_bytes = 0
@@ -276,6 +279,13 @@ class Yamux:
         """End at once, without good-bye. With `drop`, what has come and was not read yet is never read."""
         self._end(reason, drop=drop)
         self._scope.cancel()
+
+    def bear_fruitless(self) -> None:
+        """A stream of the peer's ended without a protocol. Too many of them are the end of the connection."""
+        if self.closed is None and self._fruitless.one_more(trio.current_time()):
+            self.fault = FRUITLESS
+            log.warning("%s broke yamux: %s", self.peer, FRUITLESS)
+            self.kill(f"the peer broke yamux: {FRUITLESS}")
 
     # Called by the streams.
 
@@ -478,7 +488,7 @@ class Yamux:
         if kind == DATA and length > WINDOW_BYTES_MAX:
             raise PeerFault(f"a frame of {length} bytes")
         if flags & SYN:
-            self._opened(stream_id)
+            self._opened(stream_id, says_nothing=bool(flags & (FIN | RST)) and (kind != DATA or not length))
         stream = self._streams.get(stream_id)
         if stream is None:
             self._stray(stream_id)
@@ -539,13 +549,15 @@ class Yamux:
             return known
         return not flags & SYN
 
-    def _opened(self, stream_id: int) -> None:
+    def _opened(self, stream_id: int, *, says_nothing: bool = False) -> None:
         if stream_id % 2 == (1 if self.initiator else 0) or stream_id <= self._last_remote_id:
             raise PeerFault(f"opened stream {stream_id} out of order")
         self._last_remote_id = stream_id
         inbound = sum(1 for known in self._streams if known % 2 == stream_id % 2)
         stream = YamuxStream(self, stream_id)
-        if self._finishing or inbound >= STREAMS_MAX or not self._accept(stream):
+        if says_nothing:
+            self.bear_fruitless()
+        if says_nothing or self._finishing or inbound >= STREAMS_MAX or not self._accept(stream):
             self._bear_nuisance()
             self._part_with(stream_id)
             self.send_control(WINDOW_UPDATE, RST, stream_id, 0)
