@@ -253,7 +253,7 @@ def test_restart_forgets_neither_bans_nor_back_off(tmp_path):
     bans.ban("bad", "sent nonsense \0 ü", NOW)
     for _ in range(6):
         waits.failed("gone", WHERE, NOW)
-    peer_file.write(path, peer_file.contents(bans, waits, NOW))
+    assert peer_file.replace_by(path, peer_file.rows(bans, waits, NOW)) is None
     bans_again, waits_again = Bans(), back_off()
     peer_file.recall(path, bans_again, waits_again, NOW + 1)
     assert bans_again.find("bad", NOW + 1) == bans.find("bad", NOW + 1)
