@@ -36,8 +36,9 @@ LINES_BYTES_MAX = 8 * 1024
 LINES_MAX = 16
 """Lines of one negotiation: each is answered, which costs 200 times what it costs to send."""
 
-NEGOTIATING_MAX = 512
-"""Streams without a protocol in this process. Ours name it in their first frame, so they are not waited for."""
+NEGOTIATING_MAX = 2048
+"""Streams without a protocol in this process, some 10 KiB each. Ours name it in their first frame: so many honest ones
+there are only when a thousand peers ask in the same instant, after a stall."""
 
 
 class BadLine(ProtocolError):

@@ -31,7 +31,7 @@ _Count = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", from_attributes=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     peer: _Text
 
