@@ -106,6 +106,7 @@ async def serve(config: CoordinatorConfig) -> None:
                     )
                 except LedgerUnavailable as error:
                     raise ConfigurationError(error.detail) from error
+                transport.tell_apart(service.admitted)
                 rooms = Rooms(
                     desk=service,
                     access=AccessBook(ledger, own=tokens, wall=time.time, entropy=os.urandom),

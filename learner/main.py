@@ -197,6 +197,7 @@ async def _serve(config: LearnerConfig, key: Identity, trainer: TorchTrainer, me
             metrics=metrics,
             network=transport.view,
         )
+        transport.tell_apart(lambda peer: peer == coordinator.peer or broadcaster.is_holder(peer))
         await service.run()
 
 

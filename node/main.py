@@ -224,6 +224,7 @@ async def _serve(settings: NodeSettings, join: JoinString, home: Path) -> None:
                 show=_Show(home, join, settings.name),
                 software=f"echo2-node {version('echo2')}",
             )
+            transport.tell_apart(service.knows)
             try:
                 await service.run()
             finally:

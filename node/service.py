@@ -135,6 +135,10 @@ class NodeService:
             snapshots_kept=config.snapshots_kept,
         )
 
+    def knows(self, peer: str) -> bool:
+        """Whether `peer` may keep a place here: the coordinator, and whoever came with a ticket of its."""
+        return peer == self._join.peer or self._broadcaster.is_holder(peer)
+
     async def run(self) -> None:
         """Take part until the owner's `finish` is done. Raises ConfigurationError."""
         self._broadcaster.serve()

@@ -132,6 +132,10 @@ class Broadcaster:
         """Requests of ticket holders that found every place for serving taken, since the start."""
         return self._server.turned_away
 
+    def is_holder(self, peer: str) -> bool:
+        """Whether `peer` has shown a ticket of the coordinator's here."""
+        return self._server.is_holder(peer)
+
     def serve(self) -> None:
         """Answer chunk requests from now on."""
         self.transport.set_handler("chunks", self._server.answer)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
 from .codec import END, LENGTH, check_length, decode_parts, frame_parts
 from .errors import OwnFrameTooLarge, ProtocolError, Refused, Stalled, Truncated, UnexpectedMessage, Unreachable
 from .messages import Message, Refusal
+from .turns import Turns
 
 if TYPE_CHECKING:
     from .messages import PeerAddress
@@ -78,7 +80,11 @@ class Channel:
     async def send(self, *messages: Message, end: bool = False) -> None:
         """Send frames in one write; with `end`, END after them."""
         parts = [part for message in messages for part in frame_parts(message)]
-        await self._stream.send_all(*parts, *([END] if end else ()))
+        await self.send_encoded(*parts, *([END] if end else ()))
+
+    async def send_encoded(self, *parts: bytes) -> None:
+        """Send what `codec.frame_parts` made, in one write: the messages need not live until it has left."""
+        await self._stream.send_all(*parts)
 
     async def receive(self, *expected: type[M]) -> M:
         """The next frame, one of the expected types.
@@ -237,8 +243,28 @@ def answering(
 
     `wait_seconds` is the longest that `answer` may hold the reply by its own rules. A peer that is not `allowed` is a
     stranger: of its frames only those up to `STRANGER_BYTES_MAX` are read, at a place among the `unread`, and it is
-    complained of when they stall. The bytes of a request count as unread until it is answered.
+    complained of when they stall. The bytes of a request count as unread until it is answered. Of one peer's requests
+    `turns.TOGETHER_MAX` are answered at a time.
     """
+    turns = Turns()
+
+    async def reply_to(channel: Channel, request: _Request[Q], refused: Refused | None) -> tuple[bytes, ...]:
+        """The reply, encoded: nothing of it or of the request is kept while it waits for the asker's line."""
+        reply: Message
+        try:
+            if request.message is None:
+                assert refused is not None
+                raise refused
+            reply = await answer(channel.peer, request.message)
+        except Refused as refusal:
+            reply = _refusal(refusal)
+        finally:
+            request.message = None
+        try:
+            return frame_parts(reply)
+        except OwnFrameTooLarge as error:  # nothing of it was sent
+            log.error("the answer to %s: %s", channel.peer, error)  # noqa: TRY400 - no bug to trace
+            return frame_parts(_too_large(error))
 
     async def handle(stream: Stream) -> None:
         refused = allowed(stream.peer) if allowed is not None else None
@@ -246,22 +272,10 @@ def answering(
         done = False
         try:
             with trio.move_on_after(2 * REQUEST_SECONDS + wait_seconds), channel.keeping():
-                reply: Message
-                whole = False
-                try:
-                    message = await _read_request(channel, kind, unread if refused is not None else None)
-                    whole = True
-                    reply = await answer(stream.peer, message)
-                except TooMuch:
-                    assert refused is not None
-                    reply = _refusal(refused)
-                except Refused as refusal:
-                    reply = _refusal(refusal)
-                try:
-                    await channel.send(reply, end=True)
-                except OwnFrameTooLarge as error:  # nothing of it was sent
-                    log.error("the answer to %s: %s", stream.peer, error)  # noqa: TRY400 - no bug to trace
-                    await channel.send(_too_large(error), end=True)
+                request = await _read_request(channel, kind, unread if refused is not None else None)
+                async with turns.turn(stream.peer):
+                    whole = request.message is not None
+                    await channel.send_encoded(*await reply_to(channel, request, refused), END)
                 await channel.close()
                 done = whole  # else it is told to stop sending, behind the refusal
         except Stalled as error:
@@ -280,11 +294,21 @@ def answering(
     return handle
 
 
-async def _read_request(channel: Channel, kind: type[Q], unread: Unread | None) -> Q:
+@dataclass(slots=True)
+class _Request(Generic[Q]):
+    """A request that was read; None when it is longer than is read of a stranger."""
+
+    message: Q | None
+
+
+async def _read_request(channel: Channel, kind: type[Q], unread: Unread | None) -> _Request[Q]:
     with ExitStack() as stack:
         if unread is not None:
             stack.enter_context(unread.place(channel.peer))
-        return await asked(channel, kind)
+        try:
+            return _Request(await asked(channel, kind))
+        except TooMuch:
+            return _Request(None)
     raise Unreachable("its place was needed")
 
 

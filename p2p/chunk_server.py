@@ -157,6 +157,10 @@ class ChunkServer:
         """Requests that were not read in time before others needed their place, since the start."""
         return self._unread.evicted
 
+    def is_holder(self, peer: str) -> bool:
+        """Whether `peer` has shown a ticket, lately."""
+        return peer in self._holders
+
     def announce(self) -> None:
         """Chunks came into the store: whoever waits for them is served at once."""
         self._arrival.set()

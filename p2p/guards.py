@@ -4,7 +4,7 @@
 |-----------|-----------------------------------------------------------|-------------------------------------------|
 | Admission | many connections from one place                           | whether one more may come in              |
 | Buffers   | bytes sent to us faster than we read them                 | which connection has to go                |
-| Nuisance  | frames that are allowed, cost us work and serve no one    | when a connection has sent too many       |
+| Nuisance  | frames, streams that are allowed, cost us, serve no one   | when a connection has sent too many       |
 | Bans      | a peer that breaks the protocol again and again           | until when it is refused                  |
 | BackOff   | our own eagerness towards a peer that cannot be reached   | when it may be dialled again              |
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .rates import TokenBucket
 
@@ -63,7 +63,7 @@ class TransportLimits:
     """Inbound connections at a time: keeps us below common limits on open files."""
 
     handshakes_max: int = 128
-    """Inbound connections not yet authenticated. One more ends the oldest: silence does not hold a place."""
+    """Inbound connections not yet authenticated. One more ends the oldest of the network with most of them."""
 
     per_address_max: int = 64
     """Inbound connections from one address: a household or a small lab behind one NAT, two for each node."""
@@ -73,6 +73,9 @@ class TransportLimits:
 
     arrivals_per_second: float = 5.0
     """Inbound connections a second from one address, after a burst of `per_address_max`: a handshake costs us 3 ms."""
+
+    network_arrivals_per_second: float = 20.0
+    """And from one /24 or /48, after a burst of `per_network_max`: a /48 holds 65,536 addresses of that kind."""
 
     offences_max: int = OFFENCES_MAX
     """Protocol errors of one peer in ten minutes that cost a ban."""
@@ -91,6 +94,12 @@ class TransportLimits:
 
     buffer_bytes_max: int = 512 * MIB
     """Received and unread in the whole process; beyond, the connection that holds most ends."""
+
+    connection_unsent_bytes_max: int = 64 * MIB
+    """Given to one connection to be sent, and not yet taken by its peer; beyond, the connection ends."""
+
+    unsent_bytes_max: int = 512 * MIB
+    """The same of the whole process; beyond, a connection ends that takes nothing, the one with most of it first."""
 
     upload_bits_per_second: float | None = None
     """Cap on what we send, all peers together; None: what the line takes."""
@@ -125,20 +134,23 @@ class Admission:
     def __init__(self, limits: TransportLimits) -> None:
         self._limits = limits
         self._counts: Counter[str] = Counter()
-        self._arrivals: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._arrivals: tuple[OrderedDict[str, TokenBucket], ...] = (OrderedDict(), OrderedDict())
         self.total = 0
 
-    def enter(self, host: str, now: float) -> str | None:
-        """Count one more from `host`; or why it may not come in, and then it is not counted."""
+    def enter(self, host: str, now: float, make_room: Callable[[], bool] | None = None) -> str | None:
+        """Count one more from `host`; or why it may not come in, and then it is not counted.
+
+        `make_room` is asked last, and may end another one for it; without it, `inbound_max` is a plain bound.
+        """
         limits = self._limits
-        if self.total >= limits.inbound_max:
-            return f"{limits.inbound_max} inbound connections are open"
         groups = self._groups(host)
         for group, most in zip(groups, (limits.per_address_max, limits.per_network_max), strict=False):
             if self._counts[group] >= most:
                 return f"{most} connections from {group} are open"
-        if groups and self._too_often(groups[0], now):
-            return f"{groups[0]} connects too often"
+        for group in self._too_often(groups, now):
+            return f"{group} connects too often"
+        if not (self.total < limits.inbound_max if make_room is None else make_room()):
+            return f"{limits.inbound_max} inbound connections are open"
         self.total += 1
         self._counts.update(groups)
         return None
@@ -156,17 +168,23 @@ class Admission:
         """Connections by address and network."""
         return dict(self._counts)
 
-    def _too_often(self, group: str, now: float) -> bool:
-        bucket = self._arrivals.pop(group, None)
-        if bucket is None:
-            bucket = TokenBucket(self._limits.arrivals_per_second, self._limits.per_address_max, now)
-        self._arrivals[group] = bucket
-        if len(self._arrivals) > RECORDS_MAX:
-            self._arrivals.popitem(last=False)
-        if bucket.tokens(now) < 1:
-            return True
-        bucket.spend(1, now)
-        return False
+    def _too_often(self, groups: tuple[str, ...], now: float) -> tuple[str, ...]:
+        """The first of the groups that connects too often. The address does not pay for what its network refuses."""
+        limits = self._limits
+        rates = (limits.arrivals_per_second, limits.network_arrivals_per_second)
+        bursts = (limits.per_address_max, limits.per_network_max)
+        buckets: list[TokenBucket] = []
+        for known, group, rate, burst in reversed(list(zip(self._arrivals, groups, rates, bursts, strict=False))):
+            bucket = known.pop(group, None) or TokenBucket(rate, burst, now)
+            known[group] = bucket
+            if len(known) > RECORDS_MAX:
+                known.popitem(last=False)
+            if bucket.tokens(now) < 1:
+                return (group,)
+            buckets.append(bucket)
+        for bucket in buckets:
+            bucket.spend(1, now)
+        return ()
 
     def _groups(self, host: str) -> tuple[str, ...]:
         groups = group_of(host)
@@ -179,9 +197,11 @@ class Admission:
 
 
 class Buffers:
-    """Bytes received and not yet read, by connection and together."""
+    """Bytes received and not yet read, or given to be sent and not yet taken, by connection and together."""
 
-    def __init__(self, *, each_max: int, total_max: int) -> None:
+    def __init__(self, *, each_max: int, total_max: int, first: Callable[[Any], bool] = lambda _key: False) -> None:
+        """Beyond `total_max` the holder of most ends; of those for whom `first` says so, if there are any."""
+        self._first = first
         self._each_max = each_max
         self._total_max = total_max
         self._held: dict[Hashable, int] = {}
@@ -195,7 +215,7 @@ class Buffers:
         if held > self._each_max:
             return key
         if self.total > self._total_max:
-            return max(self._held, key=lambda each: self._held[each])
+            return max(self._held, key=lambda each: (self._first(each), self._held[each]))
         return None
 
     def give(self, key: Hashable, count: int) -> None:
@@ -226,11 +246,18 @@ NUISANCE_PER_SECOND = 200.0
 """And for as long as the connection lives; ten times a busy honest peer's."""
 
 
-class Nuisance:
-    """Counts frames that serve no one; `one_more` says when it is too much."""
+FRUITLESS_BURST = 64
+"""Streams of one connection that end without a protocol, at once: a request that its asker gives up may be one."""
 
-    def __init__(self, now: float) -> None:
-        self._bucket = TokenBucket(NUISANCE_PER_SECOND, NUISANCE_BURST, now)
+FRUITLESS_PER_SECOND = 2.0
+"""And for as long as the connection lives: each costs us a task and 0.3 ms."""
+
+
+class Nuisance:
+    """Counts what is allowed and serves no one, frames unless said; `one_more` says when it is too much."""
+
+    def __init__(self, now: float, per_second: float = NUISANCE_PER_SECOND, burst: int = NUISANCE_BURST) -> None:
+        self._bucket = TokenBucket(per_second, burst, now)
 
     def one_more(self, now: float) -> bool:
         """Whether the peer has gone too far."""

@@ -12,6 +12,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID, Multiselect
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.utils.varint import encode_delim
@@ -19,6 +20,7 @@ from libp2p.utils.varint import encode_delim
 from .errors import ProtocolError, Unreachable
 from .libp2p_upgrade import HANDSHAKE_SECONDS
 from .transport import NOT_SERVED
+from .unread import Unread
 
 if TYPE_CHECKING:
     from .libp2p_stream import YamuxStream
@@ -29,6 +31,14 @@ LINE_BYTES_MAX = 1024
 
 LINES_BYTES_MAX = 8 * 1024
 """All lines of one negotiation: a stock peer tries its protocols one by one."""
+
+
+LINES_MAX = 16
+"""Lines of one negotiation: each is answered, which costs 200 times what it costs to send."""
+
+NEGOTIATING_MAX = 2048
+"""Streams without a protocol in this process, some 10 KiB each. Ours name it in their first frame: so many honest ones
+there are only when a thousand peers ask in the same instant, after a stall."""
 
 
 class BadLine(ProtocolError):
@@ -50,11 +60,38 @@ async def ask_for(stream: YamuxStream, wanted: TProtocol) -> None:
         raise Unreachable(f"{stream.peer} does not serve {wanted}; {NOT_SERVED}")
 
 
+class Negotiations:
+    """The streams that have not said yet what they are for: a bounded number, and silence holds no place.
+
+    Beyond it the eldest of the peer with most of them goes. A stream that ends without a protocol served no one: a
+    connection on which many do breaks the protocol by it.
+    """
+
+    def __init__(self, protocols: Multiselect, places_max: int = NEGOTIATING_MAX) -> None:
+        self._protocols = protocols
+        self._places = Unread(places_max)
+
+    @property
+    def count(self) -> int:
+        """Streams without a protocol now."""
+        return self._places.count
+
+    async def agree(self, stream: YamuxStream) -> str:
+        """The protocol of an inbound stream. Raises Unreachable, BadLine."""
+        try:
+            with self._places.place(stream.peer):
+                return await answer(stream, self._protocols)
+            raise Unreachable(f"a stream of {stream.peer} named no protocol, and its place was needed")
+        except Unreachable:
+            stream.connection.bear_fruitless()
+            raise
+
+
 async def answer(stream: YamuxStream, protocols: Multiselect) -> str:
     """The protocol the peer asks for, out of those served. Raises Unreachable, BadLine."""
     lines = _Lines(stream)
     try:
-        protocol, _ = await protocols.negotiate(MultiselectCommunicator(lines), int(HANDSHAKE_SECONDS))
+        protocol, _ = await protocols.negotiate(_Counted(lines), int(HANDSHAKE_SECONDS))
     except UnicodeError as error:
         raise BadLine("a protocol line that is not UTF-8") from error
     except Exception as error:
@@ -62,6 +99,29 @@ async def answer(stream: YamuxStream, protocols: Multiselect) -> str:
             raise BadLine(lines.too_long or "a malformed protocol line") from error
         raise Unreachable(f"no protocol agreed with {stream.peer}: {reason_of(error)}") from error
     return str(protocol)
+
+
+class _Counted(MultiselectCommunicator):
+    """The peer's lines: a bounded number of them, and one `ls`."""
+
+    def __init__(self, lines: _Lines) -> None:
+        super().__init__(lines)
+        self._lines = lines
+        self._count = 0
+        self._listed = False
+
+    async def read(self) -> str:
+        """The next one. Raises MultiselectCommunicatorError."""
+        text = await super().read()
+        self._count += 1
+        if self._count > LINES_MAX:
+            self._lines.too_long = f"more than {LINES_MAX} protocol lines"
+        elif text == "ls" and self._listed:
+            self._lines.too_long = "a second `ls` on one stream"
+        self._listed |= text == "ls"
+        if self._lines.too_long:
+            raise MultiselectCommunicatorError(self._lines.too_long)
+        return text
 
 
 class _Lines(ReadWriteCloser):

@@ -56,11 +56,6 @@ class Pool:
         ]
         return max(reversed(fit), key=lambda one: _WORST_FIRST.index(one.via), default=None)
 
-    def longest_idle(self) -> Yamux | None:
-        """The inbound one that has been without a stream for longest."""
-        idle = [one for one in self if not one.initiator and not one.keep and not one.stream_count and one.usable]
-        return min(idle, key=lambda one: one.used_at, default=None)
-
     async def close_idle(self, idle_seconds: float) -> None:
         """Close those that had no stream for so long."""
         for one in self:

@@ -86,6 +86,8 @@ class YamuxStream:
         self._outgoing.extend(memoryview(part) for part in data if part)
         self.outgoing_bytes = sum(map(len, self._outgoing))
         try:
+            self._connection.unsent(self.outgoing_bytes)
+            self._raise_if_dead()  # of that, perhaps
             self._connection.sender_waits(self)
             while self.outgoing_bytes:
                 self._sendable = trio.Event()
@@ -94,6 +96,7 @@ class YamuxStream:
                 if self.outgoing_bytes:
                     self._raise_if_dead()
         finally:
+            self._connection.sent(self.outgoing_bytes)
             self._outgoing.clear()
             self.outgoing_bytes = 0
             self._sending = False
@@ -192,6 +195,7 @@ class YamuxStream:
     def take(self, count: int) -> list[memoryview]:
         """The next `count` bytes to be sent, of at least so many."""
         self.outgoing_bytes -= count
+        self._connection.sent(count)
         taken: list[memoryview] = []
         while count:
             part = self._outgoing.popleft()

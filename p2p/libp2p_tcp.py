@@ -43,8 +43,11 @@ BACKLOG = 128
 READ_EXACT_BYTES_MAX = 65_537
 """The longest message of Noise, its length included. multistream-select may announce any length: not beyond this."""
 
-HANDSHAKE_BYTES_MAX = 64 * 1024
-"""All of an honest peer's handshakes take 2 KB; a list of protocols more."""
+HANDSHAKE_BYTES_MAX = 8 * 1024
+"""All of an honest peer's handshakes take 2 KB; one that tries its protocols one by one a little more."""
+
+HANDSHAKE_WRITES_MAX = 32
+"""What we say in them: five times to a peer of ours, and once more for each line that names what we do not speak."""
 
 UNSENT_BYTES_MAX = 256 * 1024
 """Waiting in the kernel, not yet on the line: what a control frame of the same connection has to wait behind."""
@@ -143,6 +146,7 @@ class BufferedTcp(ReadWriteCloser):
 
     def __init__(self, stream: trio.abc.HalfCloseableStream, download: Limiter | None = None) -> None:
         self.allowance: int | None = HANDSHAKE_BYTES_MAX
+        self._handshake_writes = 0
         self.weight: Callable[[], float] = lambda: CONTROL_WEIGHT
         self.inside = isinstance(stream, OverStream)
         self._stream = stream
@@ -181,6 +185,10 @@ class BufferedTcp(ReadWriteCloser):
 
     async def write(self, data: bytes) -> None:
         """Hand everything to the kernel. Raises ConnectionClosedError."""
+        if self.allowance is not None:
+            self._handshake_writes += 1
+            if self._handshake_writes > HANDSHAKE_WRITES_MAX:
+                raise ConnectionClosedError("too many lines in its handshakes", transport="tcp")
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from libp2p.protocol_muxer.multiselect import Multiselect
 from .errors import ConfigurationError, Unreachable
 from .guards import Admission, Buffers, TransportLimits
 from .libp2p_dialling import Dialling, DialStrategy
-from .libp2p_negotiate import BadLine, answer, ask_for, protocol_id, reason_of
+from .libp2p_negotiate import BadLine, Negotiations, ask_for, protocol_id, reason_of
 from .libp2p_pool import Pool
 from .libp2p_tcp import BufferedTcp, HostPort, OverStream, listen, listening_addresses, parse_address
 from .libp2p_upgrade import HANDSHAKE_SECONDS, Upgrader
@@ -36,6 +36,7 @@ from .libp2p_yamux import Yamux
 from .line import LOOK_SECONDS
 from .open_files import connections_max
 from .peer_memory import PeerMemory
+from .places import Places
 from .rates import Limiter, Throughput
 from .transport_view import TransportView, ban_views, connection_views, unreachable_views
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from .libp2p_stream import YamuxStream
     from .libp2p_yamux import Traffic, Via
     from .messages import PeerAddress
+    from .places import Place
     from .transport import ProtocolName, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,9 @@ OPEN_SECONDS = 10.0
 
 IDLE_SECONDS = 600.0
 """A connection without a stream for this long is closed: peers that no longer need each other free their sockets."""
+
+PLACES_SECONDS = 2.0
+"""Between two looks at who is still a stranger."""
 
 REFUSALS_SECONDS = 10.0
 """Between two log lines about refused strangers; those in between are counted."""
@@ -149,6 +154,7 @@ class Libp2pTransport:
         self._allow = allow or (lambda _peer: True)
         self._upgrader = Upgrader(identity)
         self._protocols = Multiselect()
+        self._negotiations = Negotiations(self._protocols)
         self._handlers: dict[str, StreamHandler] = {}
         self._nursery = connections
         self._handler_nursery = connections
@@ -156,8 +162,13 @@ class Libp2pTransport:
         self._connections = self._pool.by_peer
         self._serving: Counter[str] = Counter()
         self._admission = Admission(limits)
-        self._handshaking: OrderedDict[trio.CancelScope, None] = OrderedDict()
+        self._places = Places(limits)
         self._buffers = Buffers(each_max=limits.connection_buffer_bytes_max, total_max=limits.buffer_bytes_max)
+        self._unsent = Buffers(
+            each_max=limits.connection_unsent_bytes_max,
+            total_max=limits.unsent_bytes_max,
+            first=lambda connection: connection.takes_nothing,
+        )
         self._upload = Limiter(limits.upload_bits_per_second)
         self._download = Limiter(limits.download_bits_per_second)
         self._sent, self._received = Throughput(), Throughput()
@@ -182,6 +193,14 @@ class Libp2pTransport:
     @property
     def _inbound(self) -> int:
         return self._admission.total
+
+    @property
+    def _handshaking(self) -> list[Place]:
+        return self._places.handshakes
+
+    def tell_apart(self, known: Callable[[str], bool]) -> None:
+        """From now on those for whom `known` (peer id -> admitted here) says no are strangers: see `places`."""
+        self._places.known = lambda peer: known(peer) or any(one.initiator for one in self._connections.get(peer, ()))
 
     def set_handler(self, protocol: ProtocolName, handler: StreamHandler) -> None:
         """Serve inbound streams of `protocol`."""
@@ -220,7 +239,7 @@ class Libp2pTransport:
         self._nursery.start_soon(self._memory.run)
         if listeners:
             self._nursery.start_soon(self._accept, listeners)
-        for service in (self._upload.run, self._download.run, self._close_idle, self._mind_lines):
+        for service in (self._upload.run, self._download.run, self._close_idle, self._mind_lines, self._mind_strangers):
             self._nursery.start_soon(service)
 
     def stop_serving(self) -> None:
@@ -375,6 +394,7 @@ class Libp2pTransport:
             initiator=initiator,
             accept=self._accept_stream,
             buffers=self._buffers,
+            unsent=self._unsent,
             upload=None if socket.inside else self._upload,
         )
         connection.via, connection.remote = via, socket.get_remote_address()
@@ -401,34 +421,33 @@ class Libp2pTransport:
     async def _accepted(self, stream: trio.SocketStream) -> None:
         socket = self._socket(stream)
         host = (socket.get_remote_address() or ("", 0))[0]
-        refused = self._admission.enter(host, trio.current_time())
+        refused = self._admission.enter(host, trio.current_time(), self._places.make_room)
         if refused is not None:
             self._refuse(host, refused)
-            idle = self._pool.longest_idle() if self._admission.total >= self._limits.inbound_max else None
-            if idle is not None:  # whoever is refused now finds its place when it comes again
-                idle.kill("its place is needed")
             await socket.abort()
             return
+        scope = trio.CancelScope()
+        place = self._places.enter(host, trio.current_time(), lambda _reason: scope.cancel())
         try:
-            connection = await self._shake_hands(socket)
+            connection = await self._shake_hands(socket, scope, place)
             if connection is not None:
                 await self._run(connection)
         finally:
+            self._places.leave(place)
             self._admission.leave(host)
             await socket.abort()
 
-    async def _shake_hands(self, socket: BufferedTcp) -> Yamux | None:
-        scope = trio.CancelScope()
-        self._handshaking[scope] = None
-        if len(self._handshaking) > self._limits.handshakes_max:
-            next(each for each in self._handshaking if not each.cancel_called).cancel()
+    async def _shake_hands(self, socket: BufferedTcp, scope: trio.CancelScope, place: Place) -> Yamux | None:
         try:
             with scope:
-                return self._established(await self._secure(socket, None), socket, initiator=False, via="direct")
+                secured = await self._secure(socket, None)
+                connection = self._established(secured, socket, initiator=False, via="direct")
+                self._places.settle(
+                    place, connection.peer, trio.current_time(), connection.kill, lambda: not connection.stream_count
+                )
+                return connection
         except Unreachable as error:
             log.debug("inbound connection from %s failed: %s", socket.get_remote_address(), error)
-        finally:
-            del self._handshaking[scope]
         return None
 
     def _refuse(self, host: str, reason: str) -> None:
@@ -443,6 +462,11 @@ class Libp2pTransport:
         while True:
             await trio.sleep(IDLE_SECONDS / 10)
             await self._pool.close_idle(IDLE_SECONDS)
+
+    async def _mind_strangers(self) -> None:
+        while True:
+            await trio.sleep(PLACES_SECONDS)
+            self._places.look(trio.current_time())
 
     async def _mind_lines(self) -> None:
         while True:
@@ -490,7 +514,7 @@ class Libp2pTransport:
     async def _serve(self, stream: YamuxStream) -> None:
         # Upstream fault: an exception here, libp2p's own for a malformed line included, would end the whole host.
         try:
-            protocol = await answer(stream, self._protocols)
+            protocol = await self._negotiations.agree(stream)
             bulk = protocol in _BULK_IDS
             if bulk and stream.connection.via == "relay":
                 raise Unreachable("megabytes are not sent through a relay: it pays for what it carries")

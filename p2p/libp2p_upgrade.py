@@ -23,6 +23,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 
 from .errors import AnotherPeer
 from .identity import public_key_of
+from .libp2p_keys import allow_ed25519_alone, unfit_key
 
 if TYPE_CHECKING:
     from libp2p.abc import ISecureConn
@@ -44,6 +45,7 @@ class Upgrader:
     """
 
     def __init__(self, identity: Identity) -> None:
+        allow_ed25519_alone()
         key_pair = create_new_key_pair(identity.seed)
         noise = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
         self._security = TransportUpgrader({NOISE_ID: noise}, {}, negotiate_timeout=int(HANDSHAKE_SECONDS))
@@ -61,6 +63,8 @@ class Upgrader:
         try:
             return await self._security.upgrade_security(RawConnection(socket, True), True, ID.from_base58(peer))
         except Exception as error:
+            if (unfit := unfit_key(error)) is not None:
+                raise unfit from None
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, PeerIDMismatchesPubkey):
                 cause = cause.__cause__
@@ -70,8 +74,13 @@ class Upgrader:
             raise AnotherPeer(f"another peer ({found[1]}) answers here", found[1]) from None
 
     async def inbound(self, socket: BufferedTcp) -> ISecureConn:
-        """The listening side's part. Raises BadSignature for a peer whose key is not Ed25519: it could sign nothing."""
-        secured = await self._security.upgrade_security(RawConnection(socket, False), False)
+        """The listening side's part. Raises UnfitKey for a peer whose key is not Ed25519: it could sign nothing."""
+        try:
+            secured = await self._security.upgrade_security(RawConnection(socket, False), False)
+        except Exception as error:
+            if (unfit := unfit_key(error)) is not None:
+                raise unfit from None
+            raise
         public_key_of(str(secured.get_remote_peer()))
         await self._muxers.select(secured, False, int(HANDSHAKE_SECONDS))
         return secured

@@ -23,7 +23,7 @@ import trio
 
 from .errors import Unreachable
 from .frame_budget import SMALL_FRAME_BYTES, FrameBudget
-from .guards import Buffers, Nuisance
+from .guards import FRUITLESS_BURST, FRUITLESS_PER_SECOND, Buffers, Nuisance
 from .libp2p_stream import (
     ACK,
     DATA,
@@ -99,6 +99,11 @@ SILENT_SECONDS_MAX = 30.0
 WRITE_SECONDS_MAX = 60.0
 """One batch not accepted by the kernel for this long: the peer reads nothing, and what we hold for it is stuck."""
 
+TAKES_NOTHING_SECONDS = 10.0
+"""A slow line takes a batch each second or two; by this long without one, a peer leaves what it asked for with us."""
+
+FRUITLESS = "too many streams without a protocol"
+
 LINGER_SECONDS = 900.0
 """A stream we have finished, on which the peer says nothing for this long, is forgotten: longer than any held reply."""
 
@@ -146,11 +151,12 @@ class Yamux:
         initiator: bool,
         accept: Callable[[YamuxStream], bool],
         buffers: Buffers | None = None,
+        unsent: Buffers | None = None,
         upload: Limiter | None = None,
     ) -> None:
         """`accept` is told of each inbound stream, in the read loop: it must not wait. False refuses the stream.
 
-        `buffers` and `upload` are the process's; without them this connection is counted alone, and has no cap.
+        `buffers`, `unsent` and `upload` are the process's; without them this connection is counted alone, uncapped.
         """
         self.peer = peer
         self.initiator = initiator
@@ -182,7 +188,10 @@ class Yamux:
         self._payload_left = 0
         self._payload_fin = False
         self._buffers = buffers or Buffers(each_max=WINDOWS_BYTES_MAX * 2, total_max=WINDOWS_BYTES_MAX * 2)
+        self._unsent = unsent or Buffers(each_max=WINDOWS_BYTES_MAX, total_max=WINDOWS_BYTES_MAX)
+        self._sent_at = trio.current_time()
         self._nuisance = Nuisance(trio.current_time())
+        self._fruitless = Nuisance(trio.current_time(), FRUITLESS_PER_SECOND, FRUITLESS_BURST)
         self._frame_budget = FrameBudget(trio.current_time())
         self._small_frames = 0
         self._moved_bytes = 0
@@ -271,6 +280,13 @@ class Yamux:
         self._end(reason, drop=drop)
         self._scope.cancel()
 
+    def bear_fruitless(self) -> None:
+        """A stream of the peer's ended without a protocol. Too many of them are the end of the connection."""
+        if self.closed is None and self._fruitless.one_more(trio.current_time()):
+            self.fault = FRUITLESS
+            log.warning("%s broke yamux: %s", self.peer, FRUITLESS)
+            self.kill(f"the peer broke yamux: {FRUITLESS}")
+
     # Called by the streams.
 
     def sender_waits(self, stream: YamuxStream) -> None:
@@ -312,6 +328,26 @@ class Yamux:
     def unbuffered(self, count: int) -> None:
         """They were read or dropped."""
         self._buffers.give(self, count)
+
+    def unsent(self, count: int) -> None:
+        """A stream was given `count` bytes to send. Whoever leaves too much of that with us, ends."""
+        if not count:
+            return
+        if not self._unsent.held(self):
+            self._sent_at = trio.current_time()
+        heavy = self._unsent.take(self, count)
+        if isinstance(heavy, Yamux):
+            heavy.kill(f"{self._unsent.held(heavy)} bytes for the peer wait to be sent")
+
+    def sent(self, count: int) -> None:
+        """They are on their way, or given up."""
+        if count:
+            self._unsent.give(self, count)
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether bytes wait for this peer, and it has let none of them go for a while."""
+        return trio.current_time() - self._sent_at >= TAKES_NOTHING_SECONDS
 
     # Writing.
 
@@ -362,7 +398,7 @@ class Yamux:
             if count:
                 parts += (HEADER.pack(0, DATA, 0, stream.stream_id, count), *stream.take(count))
                 stream.send_window -= count
-                stream.touched_at = trio.current_time()
+                stream.touched_at = self._sent_at = trio.current_time()
                 room -= count + HEADER.size
                 self._moved_bytes += count
             if not stream.outgoing_bytes:
@@ -452,7 +488,7 @@ class Yamux:
         if kind == DATA and length > WINDOW_BYTES_MAX:
             raise PeerFault(f"a frame of {length} bytes")
         if flags & SYN:
-            self._opened(stream_id)
+            self._opened(stream_id, says_nothing=bool(flags & (FIN | RST)) and (kind != DATA or not length))
         stream = self._streams.get(stream_id)
         if stream is None:
             self._stray(stream_id)
@@ -513,13 +549,15 @@ class Yamux:
             return known
         return not flags & SYN
 
-    def _opened(self, stream_id: int) -> None:
+    def _opened(self, stream_id: int, *, says_nothing: bool = False) -> None:
         if stream_id % 2 == (1 if self.initiator else 0) or stream_id <= self._last_remote_id:
             raise PeerFault(f"opened stream {stream_id} out of order")
         self._last_remote_id = stream_id
         inbound = sum(1 for known in self._streams if known % 2 == stream_id % 2)
         stream = YamuxStream(self, stream_id)
-        if self._finishing or inbound >= STREAMS_MAX or not self._accept(stream):
+        if says_nothing:
+            self.bear_fruitless()
+        if says_nothing or self._finishing or inbound >= STREAMS_MAX or not self._accept(stream):
             self._bear_nuisance()
             self._part_with(stream_id)
             self.send_control(WINDOW_UPDATE, RST, stream_id, 0)
@@ -579,6 +617,7 @@ class Yamux:
         self._waiting.clear()
         self._parting.clear()
         self._buffers.drop(self)
+        self._unsent.drop(self)
         if self._turn is not None:
             self._upload.settle(self._turn, 0)
         self._upload.forget(self)

@@ -31,7 +31,7 @@ _Count = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", from_attributes=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     peer: _Text
 
@@ -75,13 +75,25 @@ def recall(path: Path, bans: Bans, back_off: BackOff, now: float) -> None:
             back_off.recall(Failing(row.peer, row.addresses, row.failures, row.failed_at, row.retry_at))
 
 
-def contents(bans: Bans, back_off: BackOff, now: float) -> bytes:
-    """What to write."""
-    file = _File(
-        bans=tuple(_Ban.model_validate(ban) for ban in bans.remembered(now)),
-        failing=tuple(_Failing.model_validate(failing) for failing in back_off.remembered(now)),
-    )
-    return json.dumps(file.model_dump(mode="json"), indent=1).encode()
+Rows = tuple[list[Ban], list[Failing]]
+"""What to write: records that do not change any more, so that another thread may encode them."""
+
+
+def rows(bans: Bans, back_off: BackOff, now: float) -> Rows:
+    """What a restart must not forget."""
+    return bans.remembered(now), back_off.remembered(now)
+
+
+def encoded(found: Rows) -> bytes:
+    """The file. Without indentation: that is done in Python, and held the process up for 0.2 s at 4,096 bans."""
+    bans, failing = found
+    file = {"format": 1, "bans": [vars(ban) for ban in bans], "failing": [vars(failed) for failed in failing]}
+    return json.dumps(file, separators=(",", ":")).encode()
+
+
+def replace_by(path: Path, found: Rows) -> OSError | None:
+    """Encode and `write`; for a thread."""
+    return write(path, encoded(found))
 
 
 def write(path: Path, data: bytes) -> OSError | None:

@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 REMEMBER_SECONDS = 1.0
 """Between two writes of the file."""
 
+MANY_ROWS = 256
+MANY_SECONDS = 30.0
+"""And once there is so much in it: in a flood every second brings a ban, and each write is the whole file."""
+
 RETRY_SECONDS = 30.0
 """After a write that the disk refused: full and read-only disks last minutes, and what is to be written is kept."""
 
@@ -37,6 +41,8 @@ class PeerMemory:
         self._bans = Bans(offences_max)
         self._back_off = BackOff(random)
         self._changed = trio.Event()
+        self._writing = trio.Lock()
+        self._rows = 0
         self._told: set[int | None] = set()
 
     def raise_if_banned(self, peer: str) -> None:
@@ -95,17 +101,27 @@ class PeerMemory:
         """Keep the file up to date, until cancelled."""
         while True:
             await self._changed.wait()
-            await trio.sleep(REMEMBER_SECONDS if await self.flush() else RETRY_SECONDS)
+            written = await self.flush()
+            await trio.sleep(RETRY_SECONDS if not written else MANY_SECONDS if self._many else REMEMBER_SECONDS)
+
+    @property
+    def _many(self) -> bool:
+        return self._rows > MANY_ROWS
 
     async def flush(self) -> bool:
         """Write what has changed. False: the disk refuses, it has still to be written."""
+        async with self._writing:
+            return await self._flush()
+
+    async def _flush(self) -> bool:
         if not self._changed.is_set():
             return True
         self._changed = trio.Event()
         if self._path is None:
             return True
-        data = peer_file.contents(self._bans, self._back_off, self.wall())
-        refused = await trio.to_thread.run_sync(peer_file.write, self._path, data)
+        found = peer_file.rows(self._bans, self._back_off, self.wall())
+        self._rows = len(found[0]) + len(found[1])
+        refused = await trio.to_thread.run_sync(peer_file.replace_by, self._path, found)
         if refused is None:
             self._told.clear()
             return True

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import trio
 from libp2p import new_host
+from libp2p.crypto import rsa
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.peer.id import ID
@@ -105,6 +106,18 @@ async def serve(security="noise", listen=ANY_PORT):
         host.set_stream_handler("/echo2/admitted/1", pour)
         say(address_of(host))
         await trio.sleep_forever()
+
+
+async def serve_and_tell_of_keys():
+    """`serve`, and say `parsed` for each key that is handed to the parser of RSA keys, private ones included."""
+    parse = rsa.RSA.import_key
+
+    def told(data, *further):
+        say("parsed", len(data))
+        return parse(data, *further)
+
+    rsa.RSA.import_key = told
+    await serve()
 
 
 async def dial(security, address, peer):
@@ -339,6 +352,7 @@ ROLES = {
     f.__name__: f
     for f in (
         serve,
+        serve_and_tell_of_keys,
         dial,
         blocked_write,
         patient_write,

@@ -19,6 +19,7 @@ from e2e.fault_peers import (
     ANY_PORT,
     HERE,
     MIB,
+    THERE,
     line_of,
     other,
     port_of,
@@ -28,6 +29,7 @@ from e2e.fault_peers import (
     stock,
     tell,
 )
+from fuzz.foreign_key import shake_with_key
 from fuzz.wire import HEADER, HELLO_LINES, SYN, client, line
 
 from echo2.p2p.errors import Unreachable
@@ -216,3 +218,14 @@ async def test_canary_15_stock_holds_a_request_up_behind_bulk():
 def test_canary_16_stock_needs_fastecdsa():
     """libp2p still depends on fastecdsa; the headers of GMP and Python must still be asked for."""
     assert any(one.startswith("fastecdsa") for one in importlib.metadata.requires("libp2p") or ())
+
+
+async def test_canary_17_stock_parses_any_kind_of_key_before_it_knows_the_peer():
+    """An RSA key, as whose parser takes private ones with all their tests, reaches it; our refusal is still needed."""
+    async with stock("serve_and_tell_of_keys") as process, trio.open_nursery() as nursery:
+        port = int((await line_of(process)).rpartition("/")[2])
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        nursery.start_soon(shake_with_key, stream, THERE.peer_id, "RSA")
+        assert await line_of(process, "parsed")
+        nursery.cancel_scope.cancel()
+        await trio.aclose_forcefully(stream)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
+from collections import Counter
 
 import pytest
 import trio
@@ -21,6 +24,7 @@ from echo2.p2p.errors import (
 from echo2.p2p.identity import Identity
 from echo2.p2p.memory import MemoryNetwork
 from echo2.p2p.messages import Ack, Chunk, Hello, PeerAddress, Refusal
+from echo2.p2p.turns import TOGETHER_MAX, Turns
 
 ASKER, ANSWERER = Identity(b"\x01" * 32), Identity(b"\x02" * 32)
 PEER = PeerAddress(peer=ANSWERER.peer_id, addresses=("/memory/answerer",))
@@ -248,3 +252,75 @@ async def test_a_breach_is_held_against_its_peer_and_a_cut_stream_is_not(asker):
     assert asker.offences == {}
     hold_against(asker, PEER.peer, SchemaViolation("odd"))
     assert asker.offences == {PEER.peer: 1}
+
+
+async def test_a_peers_requests_are_answered_a_few_at_a_time(autojump_clock, network, asker, answerer):
+    """20 at once: 8 are being answered, the others wait and are answered too; another peer does not wait for them."""
+    going_on, most, others = Counter(), Counter(), []
+    let_go = trio.Event()
+
+    async def answer(peer, message):
+        going_on[peer] += 1
+        most[peer] = max(most[peer], going_on[peer])
+        if peer == ASKER.peer_id:
+            await let_go.wait()
+        going_on[peer] -= 1
+        return message
+
+    answerer.set_handler("hello", answering(Ack, answer, lambda peer, error: None))
+    answers = []
+
+    async def ask(transport, count, into):
+        into.append((await request(transport, PEER, "hello", Ack(count=count), Ack)).count)
+
+    async with network.transport(Identity(b"\x03" * 32)) as another, trio.open_nursery() as nursery:
+        for count in range(20):
+            nursery.start_soon(ask, asker, count, answers)
+        await trio.sleep(1)
+        assert going_on[ASKER.peer_id] == TOGETHER_MAX
+        await ask(another, 99, others)
+        let_go.set()
+    assert (sorted(answers), others, most[ASKER.peer_id]) == (list(range(20)), [99], TOGETHER_MAX)
+
+
+async def test_a_reply_does_not_live_until_it_has_left():
+    """While it waits for the asker's line there is its frame and nothing else of it, nor of the request."""
+    alive = []
+
+    class Slow(Pieces):
+        async def send_all(self, *data):
+            gc.collect()
+            alive.append([kept() is not None for kept in made])
+            await super().send_all(*data)
+
+        async def close_write(self):
+            pass
+
+    made = []
+
+    async def answer(_peer, message):
+        reply = Chunk(index=message.count, data=bytes(1000))
+        made.extend((weakref.ref(message), weakref.ref(reply)))
+        return reply
+
+    stream = Slow(encode_frame(Ack(count=7)) + END)
+    await answering(Ack, answer, lambda peer, error: None)(stream)
+    assert alive == [[False, False]]
+    assert b"".join(stream.sent) == encode_frame(Chunk(index=7, data=bytes(1000))) + END
+
+
+async def test_peers_without_a_turn_are_not_remembered(autojump_clock):
+    """Not one that was cancelled while it waited, either."""
+    turns = Turns(1)
+    async with trio.open_nursery() as nursery:
+
+        async def take():
+            async with turns.turn("peer"):
+                await trio.sleep(10)
+
+        for _ in range(3):
+            nursery.start_soon(take)
+        await trio.sleep(1)
+        assert len(turns) == 1
+        nursery.cancel_scope.cancel()
+    assert len(turns) == 0

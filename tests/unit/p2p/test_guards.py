@@ -253,7 +253,7 @@ def test_restart_forgets_neither_bans_nor_back_off(tmp_path):
     bans.ban("bad", "sent nonsense \0 ü", NOW)
     for _ in range(6):
         waits.failed("gone", WHERE, NOW)
-    peer_file.write(path, peer_file.contents(bans, waits, NOW))
+    assert peer_file.replace_by(path, peer_file.rows(bans, waits, NOW)) is None
     bans_again, waits_again = Bans(), back_off()
     peer_file.recall(path, bans_again, waits_again, NOW + 1)
     assert bans_again.find("bad", NOW + 1) == bans.find("bad", NOW + 1)
@@ -293,3 +293,31 @@ def test_disk_that_takes_nothing_is_told(tmp_path):
 def test_limits_are_one_record():
     """A limit is changed by making another record."""
     assert replace(TransportLimits(), inbound_max=3).inbound_max == 3
+
+
+def test_one_network_that_connects_too_often_waits():
+    """By hand: a /48 with a burst of 4 and one a second, each time from another /64; another network is let in."""
+    limits = TransportLimits(per_network_max=4, network_arrivals_per_second=1)
+    admission = Admission(limits)
+
+    def visit(host, now):
+        refused = admission.enter(host, now)
+        if refused is None:
+            admission.leave(host)
+        return refused
+
+    assert [visit(f"2001:db8:1:{n}::1", 0.0) for n in range(4)] == [None] * 4
+    assert "2001:db8:1::/48 connects too often" in visit("2001:db8:1:9::1", 0.5)
+    assert visit("2001:db8:2::1", 0.5) is None
+    assert visit("2001:db8:1:10::1", 1.1) is None
+
+
+def test_room_is_asked_for_last():
+    """Who is refused for its address displaces nobody."""
+    asked = []
+    admission = Admission(TransportLimits(per_address_max=1, inbound_max=1))
+    assert admission.enter("192.0.2.1", 0, lambda: not asked.append(1)) is None
+    assert "192.0.2.1/32" in admission.enter("192.0.2.1", 1, lambda: not asked.append(2))
+    assert admission.enter("192.0.2.2", 2, lambda: not asked.append(3)) is None
+    assert "1 inbound connections" in admission.enter("192.0.2.3", 3, lambda: bool(asked.append(4)))
+    assert asked == [1, 3, 4]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import trio
 import trio.testing
@@ -168,3 +170,84 @@ async def test_an_abandoned_stream_keeps_nothing(nursery, autojump_clock):
     bench.accepted[0].abandon()
     assert buffers.total == 0
     bench.yamux.kill("the test is over")
+
+
+def held_streams(bench, count):
+    for n in range(count):
+        bench.peer.send(WINDOW_UPDATE, SYN, 2 * n + 1)
+
+
+async def test_what_the_peer_does_not_take_is_charged(nursery, autojump_clock):
+    """By hand: a window is taken, the rest is charged until it is taken too, or given up."""
+    unsent = Buffers(each_max=10**9, total_max=10**9)
+    bench = Bench(nursery, writes=100, unsent=unsent)
+    held_streams(bench, 1)
+    await trio.testing.wait_all_tasks_blocked()
+    (stream,) = bench.accepted
+    scope = trio.CancelScope()
+
+    async def send():
+        with scope:
+            await stream.send_all(bytes(WINDOW_BYTES), bytes(60_000))
+
+    nursery.start_soon(send)
+    await trio.testing.wait_all_tasks_blocked()
+    assert unsent.total == 60_000
+    bench.peer.send(WINDOW_UPDATE, 0, 1, 50_000)
+    await trio.testing.wait_all_tasks_blocked()
+    assert unsent.total == 10_000
+    scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert unsent.total == 0
+    bench.yamux.kill("the test is over")
+
+
+async def test_replies_that_nobody_takes_end_their_connection(nursery, autojump_clock):
+    """By hand: more than 100,000 bytes are kept beside the windows. Every sender is told, and none hangs."""
+    unsent = Buffers(each_max=100_000, total_max=10**9)
+    bench = Bench(nursery, writes=100, unsent=unsent)
+    held_streams(bench, 3)
+    await trio.testing.wait_all_tasks_blocked()
+    told = []
+
+    async def send(stream):
+        try:
+            await stream.send_all(bytes(90_000))
+            await stream.send_all(bytes(WINDOW_BYTES - 50_000))
+        except Unreachable as error:
+            told.append(str(error))
+
+    for stream in bench.accepted:
+        nursery.start_soon(send, stream)
+    await trio.testing.wait_all_tasks_blocked()
+    assert bench.yamux.closed is not None
+    assert "wait to be sent" in bench.yamux.closed
+    assert (len(told), unsent.total) == (3, 0)
+
+
+async def test_a_peer_that_takes_nothing_goes_before_a_slow_one(nursery, autojump_clock):
+    """Beyond what the process holds, not the one with most ends when that one still takes what it is sent."""
+    unsent = Buffers(each_max=10**9, total_max=400_000, first=lambda one: one.takes_nothing)
+    slow, stuck, fresh = (Bench(nursery, writes=100, unsent=unsent) for _ in range(3))
+    for bench in (slow, stuck, fresh):
+        held_streams(bench, 1)
+    await trio.testing.wait_all_tasks_blocked()
+
+    async def send(bench, count):
+        with contextlib.suppress(Unreachable):
+            await bench.accepted[0].send_all(bytes(WINDOW_BYTES + count))
+
+    for bench, count in ((slow, 70_000), (stuck, 60_000)):
+        nursery.start_soon(send, bench, count)
+        await trio.testing.wait_all_tasks_blocked()
+    for _ in range(4):
+        await trio.sleep(5)
+        slow.peer.send(WINDOW_UPDATE, 0, 1, 500)
+        stuck.peer.send(WINDOW_UPDATE, 0, 1, 0)
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(send, fresh, 20_000)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (slow.yamux.closed, fresh.yamux.closed) == (None, None)
+    assert "wait to be sent" in stuck.yamux.closed
+    for bench in (slow, fresh):
+        bench.yamux.kill("the test is over")

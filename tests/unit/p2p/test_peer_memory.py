@@ -11,7 +11,7 @@ import trio
 
 from echo2.p2p import peer_file
 from echo2.p2p.errors import Unreachable
-from echo2.p2p.peer_memory import RETRY_SECONDS, PeerMemory
+from echo2.p2p.peer_memory import MANY_ROWS, RETRY_SECONDS, PeerMemory
 
 
 def refuse(number):
@@ -60,3 +60,43 @@ async def test_a_state_folder_gone_read_only_costs_no_ban_and_is_said_once(
     again = PeerMemory(tmp_path, 5, lambda: 0.0, lambda: 1000.0)
     again.recall()
     assert [ban.peer for ban in again.bans()] == ["P"]
+
+
+async def test_a_flood_of_bans_is_written_seldom_and_not_in_the_loop(tmp_path, monkeypatch, autojump_clock):
+    """A ban each second: written each second while they are few, then each 30 s; encoded by the thread alone."""
+    threads = []
+
+    async def threaded(function, *args):
+        threads.append(encoded[0])
+        result = await at_once(function, *args)
+        threads.append(encoded[0])
+        return result
+
+    encoded = [0]
+    encode = peer_file.encoded
+
+    def counted(found):
+        encoded[0] += 1
+        return encode(found)
+
+    monkeypatch.setattr(peer_file, "encoded", counted)
+    monkeypatch.setattr(trio.to_thread, "run_sync", threaded)
+    memory = PeerMemory(tmp_path, 5, lambda: 0.0, lambda: 1000.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(memory.run)
+        for n in range(MANY_ROWS):
+            memory.ban(f"few {n}", "test", None)
+        await trio.sleep(0.5)
+        assert encoded == [1]
+        for n in range(300):
+            memory.ban(f"many {n}", "test", None)
+            await trio.sleep(1)
+        assert 10 <= encoded[0] <= 12
+        assert threads == sorted([*range(encoded[0]), *range(1, encoded[0] + 1)])
+        memory.ban("last", "test", None)
+        await memory.flush()
+        nursery.cancel_scope.cancel()
+    again = PeerMemory(tmp_path, 5, lambda: 0.0, lambda: 1000.0)
+    again.recall()
+    assert len(again.bans()) == MANY_ROWS + 301
+    assert b"\n" not in (tmp_path / peer_file.PEER_FILE).read_bytes()
