@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 import re
+from contextlib import closing
 
 import httpx
 import pytest
+from rest_stage import Stage
 
 from echo2.coordinator.api import make_api
+from echo2.coordinator.rest_gate import Door
 from echo2.coordinator.views import EvaluationView, NodeView, RolloutCounts, RunView
-from echo2.coordinator.web_pages import ADDRESS_BURST, ADDRESSES_MAX, FOLDER, PUBLIC_BURST, PUBLIC_SECONDS, WebPages
+from echo2.coordinator.web_pages import (
+    ADDRESS_BURST,
+    ADDRESSES_MAX,
+    FOLDER,
+    PUBLIC_BURST,
+    PUBLIC_SECONDS,
+    WebPages,
+    load_pages,
+)
 from echo2.p2p.identity import Identity
 
 PEER = Identity(b"\x02" * 32).peer_id
-TOKEN = "operators-own-token"
 LOOPBACK = ("127.0.0.1", 1)
 STRANGER = ("203.0.113.7", 1)
 
@@ -70,6 +80,20 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+
+def test_the_rules_of_the_page_are_those_of_the_tables():
+    """A change is offered in the states that have it, and to the roles that REST lets."""
+    lines = load_pages()["/web/rules.js"].body.decode().splitlines()
+    rules = {line.split()[2]: json.loads(line.partition(" = ")[2].removesuffix(";")) for line in lines}
+    assert rules["ROLES"] == ["viewer", "researcher", "operator"]
+    assert rules["NEEDS"]["POST /v1/runs/{run}/pause"] == "researcher"
+    assert not any(route.startswith("GET ") for route in rules["NEEDS"])
+    changes = rules["NODE_CHANGES"]
+    assert {verb for verb in changes if "banned" in changes[verb]["states"]} == {"ban", "unban"}
+    assert {verb for verb in changes if "applied" in changes[verb]["states"]} == {"admit", "ban"}
+    assert {verb for verb in changes if changes[verb]["expires"]} == {"suspend", "ban"}
+    assert all(f"POST /v1/nodes/{{peer}}/{verb}" in rules["NEEDS"] for verb in changes)
 
 
 def client_of(app, client=LOOPBACK):
@@ -223,12 +247,10 @@ async def test_no_more_addresses_are_remembered_than_are_kept():
     assert len(app._addresses) == ADDRESSES_MAX
 
 
-async def test_off_loopback_the_pages_are_open_and_the_data_are_not():
+async def test_off_loopback_the_pages_are_open_and_the_data_are_not(tmp_path):
     """Whoever signs in needs the page to do so; it holds nothing of the pool."""
-    app = make_api(
-        FakeDesk(), join=str, token_sha256=hashlib.sha256(TOKEN.encode()).digest(), loopback=False, version="0.1.0",
-        public_page=True,
-    )  # fmt: skip
+    with closing(Stage(tmp_path)) as stage:
+        app = make_api(stage.rooms, door=Door(open_reads=False), version="0.1.0", public_page=True)
     async with client_of(app, STRANGER) as client:
         for path in (*PAGES, "/public/sums", "/v1/public/runs/sums", "/web/rest.js"):
             assert (await client.get(path)).status_code == 200
