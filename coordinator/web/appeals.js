@@ -1,9 +1,9 @@
 // Appeals that wait for an answer, for those who may answer.
 
-import { h, region } from "./dom.js";
+import { h } from "./dom.js";
 import { askReason } from "./dialog.js";
 import { clock, short } from "./format.js";
-import { section } from "./parts.js";
+import { section, textTable } from "./parts.js";
 import { get, may } from "./rest.js";
 
 const ANSWER = "POST /v1/appeals/{id}/resolve";
@@ -33,33 +33,28 @@ function refuse(appeal, done) {
   });
 }
 
-function row(appeal, done) {
+function cells(appeal, done) {
   const when = clock(appeal.created_seconds);
-  return h("tr", {},
-    h("th", { scope: "row" }, h("a", { href: `/nodes/${appeal.peer}`, "data-key": `of-${appeal.id}`,
-      title: appeal.peer }, appeal.name || short(appeal.peer))),
-    h("td", { class: "whole" }, h("time", { datetime: when.iso }, `${when.day} ${when.time}`)),
-    h("td", { title: appeal.subject }, appeal.subject === "suspension" ? "its suspension"
-      : `lease ${appeal.subject.slice(0, 12)}`),
-    h("td", { class: "remark" }, appeal.text),
-    h("td", {}, h("div", { class: "tools" },
-      h("button", { type: "button", "data-key": `uphold-${appeal.id}`, onclick: () => uphold(appeal, done),
-        "aria-label": `Uphold appeal ${appeal.id} ...` }, "Uphold ..."),
-      h("button", { type: "button", class: "danger", "data-key": `refuse-${appeal.id}`,
-        onclick: () => refuse(appeal, done), "aria-label": `Refuse appeal ${appeal.id} ...` }, "Refuse ..."))));
+  const button = (verb, act, tone) => h("button", { type: "button", class: tone, "data-key": `${verb}-${appeal.id}`,
+    onclick: () => act(appeal, done), "aria-label": `${verb} appeal ${appeal.id} ...` }, `${verb} ...`);
+  return [
+    h("a", { href: `/nodes/${appeal.peer}`, "data-key": `of-${appeal.id}`, title: appeal.peer },
+      appeal.name || short(appeal.peer)),
+    `${when.day} ${when.time}`,
+    h("span", { title: appeal.subject },
+      appeal.subject === "suspension" ? "its suspension" : `lease ${appeal.subject.slice(0, 12)}`),
+    appeal.text,
+    h("div", { class: "tools" }, button("Uphold", uphold, null), button("Refuse", refuse, "danger")),
+  ];
 }
 
 /** A part of a page that is there for whoever may answer. Returns [element, refresh()]. */
 export function appealsPart(done) {
-  const list = h("div", { class: "scroll" });
+  const [list, show] = textTable(["node", "when", "about", "what its owner says", "answer"], {
+    label: "appeals that wait for an answer", long: "what its owner says", empty: "none waits for an answer",
+    row: (appeal) => cells(appeal, done) });
   const element = section("Appeals", list);
   element.hidden = true;
-  const show = region(list, (open) => open.length
-    ? h("table", { class: "plain" },
-        h("thead", {}, h("tr", {},
-          ...["node", "when", "about", "what its owner says", "answer"].map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, ...open.map((appeal) => row(appeal, done))))
-    : h("p", { class: "quiet" }, "none waits for an answer"));
   return [element, async () => {
     element.hidden = !may(ANSWER);
     if (!element.hidden) show((await get("/v1/appeals")).filter((appeal) => appeal.state === "open"));

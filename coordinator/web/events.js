@@ -26,7 +26,7 @@ start((page, look) => {
     return { text: `${at.day} ${at.time}`, title: at.iso };
   };
   const table = dataTable([
-    { name: "when", cell: when, sort: (event) => event.id },
+    { name: "when", whole: true, cell: when, sort: (event) => event.id },
     { name: "who", cell: actor, sort: (event) => event.actor },
     { name: "what", cell: (event) => ({ text: event.action }), sort: (event) => event.action },
     { name: "to", cell: subject, sort: (event) => event.subject },

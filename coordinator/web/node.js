@@ -3,7 +3,7 @@
 import { h, region, shown } from "./dom.js";
 import { ago, clock, count, digits, dollars, number, rho, tokenRate } from "./format.js";
 import { nodeActions } from "./node_actions.js";
-import { MEANS, chip, figures, matters, rolloutStates, section, standing } from "./parts.js";
+import { MEANS, chip, figures, matters, rolloutStates, section, standing, textTable } from "./parts.js";
 import { Problem, get, page as onePage } from "./rest.js";
 import { start, title } from "./shell.js";
 
@@ -26,10 +26,11 @@ start((page, look) => {
     h("div", {}, h("dt", {}, name),
     h("dd", {}, shown(value),
     value.none === undefined ? null : h("span", { class: "quiet", "aria-hidden": "true" }, ` ${value.none}`)))));
-  const [became, showBecame] = history(["when", "who", "what", "reason", "until"],
-    "from before the coordinator kept it");
-  const [happened, showHappened] = history(["when", "who", "what", "reason"],
-    `nothing about this node among the last ${EVENTS_LOOKED_AT} events`);
+  const [became, showBecame] = textTable(["when", "who", "what", "reason", "until"],
+    { label: "how it came to its state", long: "reason", empty: "from before the coordinator kept it" });
+  const [happened, showHappened] = textTable(["when", "who", "what", "reason"],
+    { label: "what happened to it", long: "reason",
+      empty: `nothing about this node among the last ${EVENTS_LOOKED_AT} events` });
   page.append(h("div", { class: "bar" }, heading, tools), matter, section("Figures", tiles),
     section("How it came to its state", became), section("Rollouts by state", states),
     section("What is known of it", facts), section("What happened to it", happened));
@@ -49,7 +50,6 @@ start((page, look) => {
     showTools(node);
     showMatter(mattersOf(node));
     showTiles([
-      { label: "state", value: { text: node.state }, about: MEANS[node.state] },
       ...warmup(node),
       { label: "mu", value: node.mu === null ? { none: "it has not held work yet" }
         : { text: `${digits(node.mu)} rollouts/s` }, about: "accepted rollouts a second while it holds work" },
@@ -76,6 +76,9 @@ start((page, look) => {
     ]);
     showStates(node.rollouts);
     showFacts([
+      ["state", { text: `${node.state}: ${MEANS[node.state]}` }],
+      ["since", node.state_since === null ? { none: "from before the coordinator kept it" }
+        : { text: `${at(node.state_since)}${node.state_by ? `, by ${whose(node.state_by)}` : ""}` }],
       ["peer id", { text: node.peer }],
       ["software", node.software ? { text: node.software } : { none: "it did not say" }],
       ["addresses", node.addresses.length ? { text: node.addresses.join(", ") }
@@ -97,18 +100,6 @@ function at(wallSeconds) {
 }
 
 const whose = (actor) => (actor === peer ? "the node itself" : actor);
-
-/** A table of texts. Returns [element, update(rows)]. */
-function history(names, empty) {
-  const element = h("div", { class: "scroll" });
-  const wide = names.indexOf("reason");
-  return [element, region(element, (rows) => rows.length
-    ? h("table", { class: "plain" },
-        h("thead", {}, h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, ...rows.map((texts) => h("tr", {},
-          ...texts.map((text, place) => h("td", { class: place === wide ? "remark" : "whole" }, text))))))
-    : h("p", { class: "quiet" }, empty))];
-}
 
 /** What a node in probation has shown so far, and its benchmark as long as it is known. */
 function warmup(node) {

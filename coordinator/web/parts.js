@@ -154,6 +154,19 @@ export function reasons(empty) {
   })];
 }
 
+/** A small table of texts or elements, cards where it is narrow. Returns [element, update(rows)]. */
+export function textTable(names, { label, long, empty, row = (cells) => cells }) {
+  const element = h("div", { class: "scroll" });
+  const head = () => h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
+    ...names.map((name) => h("th", { scope: "col", role: "columnheader" }, name))));
+  const made = (cells) => h("tr", { role: "row" }, ...cells.map((cell, place) => h("td", {
+    role: "cell", "data-label": names[place], class: names[place] === long ? "remark" : "whole" }, cell)));
+  return [element, region(element, (rows) => rows.length
+    ? h("table", { class: "plain cards", role: "table", "aria-label": label },
+        head(), h("tbody", { role: "rowgroup" }, ...rows.map((one) => made(row(one)))))
+    : h("p", { class: "quiet" }, empty))];
+}
+
 /** A part of a page with its heading. */
 export function section(name, ...content) {
   const id = `part-${name.toLowerCase().replace(/[^a-z]+/g, "-")}`;

@@ -96,5 +96,6 @@ export async function signOut() {
 
 /** Whether whoever is signed in may make this change, "POST /v1/...": by the coordinator's own table. */
 export function may(route) {
-  return ROLES.indexOf(session?.role) >= ROLES.indexOf(NEEDS[route]) && session !== null;
+  const least = ROLES.indexOf(NEEDS[route]);
+  return session !== null && least >= 0 && ROLES.indexOf(session.role) >= least;
 }

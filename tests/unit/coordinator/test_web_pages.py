@@ -172,8 +172,9 @@ async def test_the_public_page_is_off_unless_asked_for():
 
 
 async def test_the_public_sees_contributions_and_nothing_private():
-    """Names, counts and curves; no peer id, address, price, software or reason."""
+    """Names, counts and curves; no peer id, address, price, software or reason; nobody who only knocked."""
     two = [node("ada", consumed=4), node("bob", consumed=9), node("ada", consumed=7, health="dead")]
+    two.append(node("buy here", consumed=0, state="applied"))
     async with client_of(pages(FakeDesk(two)), STRANGER) as client:
         answer = await client.get("/v1/public/runs/sums")
         assert (await client.get("/public/sums")).status_code == 200
