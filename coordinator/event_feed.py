@@ -46,9 +46,12 @@ WATCHERS_OF_CLIENT_MAX = 8
 class EventFeed:
     """Serves every watcher; `run` looks for news while there are any."""
 
-    def __init__(self, desk: Desk, *, stream_seconds: float = STREAM_SECONDS) -> None:
+    def __init__(
+        self, desk: Desk, *, stream_seconds: float = STREAM_SECONDS, heartbeat_seconds: float = HEARTBEAT_SECONDS
+    ) -> None:
         self._desk = desk
         self._stream_seconds = stream_seconds
+        self._heartbeat_seconds = heartbeat_seconds
         self._watchers: Counter[str] = Counter()
         self._newest = 0
         self._more = trio.Event()
@@ -106,7 +109,7 @@ class EventFeed:
                 last = page[-1].id
                 yield page
                 continue
-            with trio.move_on_after(min(HEARTBEAT_SECONDS, max(0.0, ends_at - trio.current_time()))) as waited:
+            with trio.move_on_after(min(self._heartbeat_seconds, max(0.0, ends_at - trio.current_time()))) as waited:
                 await more.wait()
             if waited.cancelled_caught:
                 yield []

@@ -65,7 +65,8 @@ def public_view(run: RunView, nodes: Sequence[NodeView]) -> PublicRunView:
     count: Counter[str] = Counter()
     trained: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
-    for node in nodes:
+    let_in = [node for node in nodes if node.state != "applied"]  # else anybody could write a name on the page
+    for node in let_in:
         count[node.name] += 1
         trained[node.name] += node.rollouts.consumed
         accepted[node.name] += node.accepted
@@ -85,7 +86,7 @@ def public_view(run: RunView, nodes: Sequence[NodeView]) -> PublicRunView:
             if evaluation.complete and evaluation.mean is not None
         ),
         nodes_now=sum(node.state == "active" and node.health != "dead" and not node.standby for node in nodes),
-        nodes_ever=len(nodes),
+        nodes_ever=len(let_in),
         rollouts_trained_on=run.rollouts.consumed,
         contributors=tuple(
             Contributor(name=name, nodes=count[name], trained_on=trained[name], accepted=accepted[name])

@@ -4,6 +4,7 @@
 |--------------------------------------------------------|----------------------------------------|----------------|
 | `/`, `/runs/R`, `/nodes/P`, `/broadcast`, `/events`    | pages: they hold no data of the pool   | everybody      |
 | `/web/FILE`                                            | their scripts and style                | everybody      |
+| `/web/rules.js`                                        | who may what, from our own tables      | everybody      |
 | `/public/R`, `/v1/public/runs/R`                       | a run for everybody, and its data      | `public_page`  |
 | everything else                                        | the application behind                 | as it decides  |
 
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from echo2.p2p.rates import TokenBucket
 
 from .public_view import public_view
+from .web_rules import rules_module
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -107,6 +109,7 @@ def load_pages(folder: Path = FOLDER) -> dict[str, Page]:
         for path in sorted(folder.iterdir())
         if path.suffix in TYPES and path.suffix != ".html"
     }
+    pages["/web/rules.js"] = Page.of(rules_module().encode(), TYPES[".js"])
     shell = (folder / "shell.html").read_text(encoding="utf-8")
     for _, name, title in PAGES:
         text = shell.replace("@page@", name).replace("@title@", title)

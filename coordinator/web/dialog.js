@@ -1,7 +1,7 @@
 // Dialogs: modal, focus stays inside and goes back to where it was.
 
 import { h, say } from "./dom.js";
-import { change, currentSession, signIn } from "./rest.js";
+import { change, signIn } from "./rest.js";
 
 function open(title, ...content) {
   const from = document.activeElement;
@@ -44,7 +44,7 @@ function formDialog({ title, about, fields, verb, tone, act }) {
       } catch (error) {
         say(wrong, error.message);
         confirm.disabled = false;
-        fields.find((field) => field.matches?.("input, textarea"))?.focus();
+        fields.find((field) => field.matches("input, textarea"))?.focus();
       }
     },
   }, ...(about ? [h("p", { id: "dialog-about" }, about)] : []), ...fields, wrong,
@@ -54,17 +54,18 @@ function formDialog({ title, about, fields, verb, tone, act }) {
   form.querySelector("input, textarea")?.focus();
 }
 
-/** Ask why, then do it. */
-export function askReason({ title, about, verb, path, danger, done }) {
+/** Ask why, then do it. `fields`: what else is asked; `body(values)`: what is sent of that. */
+export function askReason({ title, about, verb, path, danger, done, fields = [], body = () => ({}) }) {
   formDialog({
     title, about, verb, tone: danger ? "danger" : "primary",
     fields: [
       h("label", { for: "reason" }, "Reason (kept in the audit log)"),
       h("textarea", { id: "reason", name: "reason", rows: 3, maxlength: 512, required: true }),
+      ...fields,
     ],
-    act: async ({ reason }) => {
+    act: async ({ reason, ...rest }) => {
       if (!reason.trim()) throw new Error("say why: it is kept in the audit log");
-      await change(path, { reason: reason.trim() });
+      await change(path, { reason: reason.trim(), ...body(rest) });
       return done;
     },
   });
@@ -99,21 +100,14 @@ export function signInDialog(done) {
   if (document.querySelector("dialog[open]")) return;
   formDialog({
     title: "Sign in", verb: "Sign in",
-    about: "With the token that \u201cecho2-coordinator init\u201d printed, or one that an operator made for you.",
+    about: "With the operator's token that \u201cecho2-coordinator init\u201d printed, or one that an operator made for you.",
     fields: [
       h("label", { for: "token" }, "Token"),
       h("input", { id: "token", name: "token", type: "password", autocomplete: "current-password", required: true,
         maxlength: 512 }),
     ],
     act: async ({ token }) => {
-      try {
-        await signIn(token.trim());
-      } catch (error) {
-        if (error.status === 404
-          || error.status === 405) throw new Error("this coordinator has no sign-in for web pages");
-        throw error;
-      }
-      if (!currentSession()) throw new Error("the coordinator took the token but opened no session");
+      await signIn(token.trim());
       return done;
     },
   });

@@ -14,7 +14,6 @@ start((page, look) => {
   const known = new Map();
   let names = new Map();
   let cursor = null;
-  let before = null;
   let first = true;
   const subject = (event) => (/^[1-9A-HJ-NP-Za-km-z]{40,64}$/.test(event.subject)
     ? { text: names.get(event.subject) ?? short(event.subject), href: `/nodes/${event.subject}`, title: event.subject }
@@ -27,7 +26,7 @@ start((page, look) => {
     return { text: `${at.day} ${at.time}`, title: at.iso };
   };
   const table = dataTable([
-    { name: "when", cell: when, sort: (event) => event.id },
+    { name: "when", whole: true, cell: when, sort: (event) => event.id },
     { name: "who", cell: actor, sort: (event) => event.actor },
     { name: "what", cell: (event) => ({ text: event.action }), sort: (event) => event.action },
     { name: "to", cell: subject, sort: (event) => event.subject },
@@ -46,14 +45,14 @@ start((page, look) => {
   older.addEventListener("click", async () => {
     older.disabled = true;
     try {
-      const found = await onePage(cursor ?? `/v1/events?limit=${PAGE_EVENTS}&before=${before}`);
+      const found = await onePage(cursor);
       take(found);
       speak(`${found.items.length} older events`);
     } catch (error) {
       speak(error.message);
       say(state, error.message);
     }
-    older.disabled = before === 1 || known.size >= KEPT_MAX;
+    older.disabled = cursor === null || known.size >= KEPT_MAX;
     table.update([...known.values()]);
   });
   hold.addEventListener("change", () => {
@@ -69,11 +68,7 @@ start((page, look) => {
   function take({ items, next }, newest = false) {
     const fresh = items.filter((event) => !known.has(event.id));
     for (const event of fresh) known.set(event.id, event);
-    if (!newest || first) {
-      cursor = next;
-      before = Math.min(...[...known.keys(), Infinity]);
-      if (!items.length) before = 1;
-    }
+    if (!newest || first) cursor = next;
     return fresh.length;
   }
 
@@ -87,7 +82,7 @@ start((page, look) => {
     }
     if (!first && fresh) speak(`${fresh} new ${fresh === 1 ? "event" : "events"}`);
     while (known.size > KEPT_MAX) known.delete(Math.min(...known.keys()));
-    older.hidden = !known.size;
+    older.disabled = cursor === null || known.size >= KEPT_MAX;
     first = false;
     table.update([...known.values()]);
     title("Events");

@@ -42,15 +42,16 @@ export const bytes = measured((value) => {
 
 /** Dollars: cents, or three digits of what is less than one. */
 export const dollars = measured((value) => {
-  if (value >= 0.01 || value === 0) return `$${value.toFixed(2)}`;
-  return `$${value.toFixed(Math.min(9, 2 - Math.floor(Math.log10(value))))}`;
+  const [sign, size] = [value < 0 ? "-" : "", Math.abs(value)];
+  if (size >= 0.01 || size === 0) return `${sign}$${size.toFixed(2)}`;
+  return `${sign}$${size.toFixed(Math.min(9, 2 - Math.floor(Math.log10(size))))}`;
 });
 
-/** The price of 1,000 rollouts: rho = (price / 3600) / mu. */
+/** The price of 1,000 rollouts, as its account has it. */
 export function rho(node) {
   if (!node.price_hour) return { none: "a volunteer: it has no price" };
-  if (!node.mu) return { none: "its speed is not measured yet" };
-  return { text: `$${digits((1000 * node.price_hour) / 3600 / node.mu)} / 1000` };
+  if (node.rho_dollars === null) return { none: "it is not activated, or its speed is not measured yet" };
+  return { text: `$${digits(1000 * node.rho_dollars)} / 1000` };
 }
 
 /** An instant, in the reader's own time. */

@@ -60,7 +60,6 @@ export function live(refresh, tell, { seconds = POLL_SECONDS, stream = true } = 
       try {
         const reply = await fetch("/v1/events/stream",
           { headers: { Accept: "text/event-stream" }, credentials: "same-origin" });
-        if (reply.status === 404 || reply.status === 405) return; // this coordinator has none
         if (reply.ok && reply.body) {
           const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
           streaming = true;

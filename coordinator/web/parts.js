@@ -45,16 +45,31 @@ export function runMatters(run, pool) {
 const TONES = {
   healthy: "ok", active: "ok", running: "ok", "in use": "ok", consumed: "ok",
   late: "warn", standby: "quiet-chip", paused: "warn", fetching: "warn", waiting: "warn", loading: "warn",
+  applied: "warn", probation: "warn", draining: "warn",
   dead: "bad", suspended: "bad", banned: "bad", stopped: "bad", rejected: "bad",
 };
 
 /** A state as a table's cell. */
 export const chip = (state, title) => ({ text: state, tone: TONES[state] ?? "quiet-chip", title });
 
-/** What a node is counted as. */
+/** What each state of a node means, for those who read it. */
+export const MEANS = {
+  applied: "it waits for an operator to admit it: nothing is given to it yet",
+  probation: "it shows what it can do: a few leases at a time, and it does not count yet",
+  standby: "it has a price and is not needed now: it keeps the newest snapshot and gets no leases",
+  active: "it takes part",
+  draining: "no new leases, and what it holds it finishes; until an operator restores it",
+  suspended: "no leases, and what it delivers is not taken",
+  banned: "nothing is served to it: it is told why, then refused",
+  left: "it said goodbye; when it comes back it goes on as before",
+};
+
+const NOT_EXPECTED = new Set(["suspended", "banned", "left"]);
+
+/** What a node is counted as: its health while it is active, or where it should be here and is dead; else its state. */
 export function standing(node) {
-  if (node.state !== "active") return node.state;
-  return node.standby && node.health !== "dead" ? "standby" : node.health;
+  if (NOT_EXPECTED.has(node.state)) return node.state;
+  return node.state === "active" || node.health === "dead" ? node.health : node.state;
 }
 
 /** Why mu_min is not known. */
@@ -137,6 +152,19 @@ export function reasons(empty) {
       h("tbody", {}, ...sorted.map(([reason, value]) =>
         h("tr", {}, h("th", { scope: "row" }, reason), h("td", { class: "num" }, value.toLocaleString("en"))))));
   })];
+}
+
+/** A small table of texts or elements, cards where it is narrow. Returns [element, update(rows)]. */
+export function textTable(names, { label, long, empty, row = (cells) => cells }) {
+  const element = h("div", { class: "scroll" });
+  const head = () => h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
+    ...names.map((name) => h("th", { scope: "col", role: "columnheader" }, name))));
+  const made = (cells) => h("tr", { role: "row" }, ...cells.map((cell, place) => h("td", {
+    role: "cell", "data-label": names[place], class: names[place] === long ? "remark" : "whole" }, cell)));
+  return [element, region(element, (rows) => rows.length
+    ? h("table", { class: "plain cards", role: "table", "aria-label": label },
+        head(), h("tbody", { role: "rowgroup" }, ...rows.map((one) => made(row(one)))))
+    : h("p", { class: "quiet" }, empty))];
 }
 
 /** A part of a page with its heading. */

@@ -2,9 +2,10 @@
 
 import { h, region } from "./dom.js";
 import { askReason, invite } from "./dialog.js";
+import { appealsPart } from "./appeals.js";
 import { ago, count, digits, dollars, duration, number, rho } from "./format.js";
 import { chip, figures, gauge, matters, reasons, rolloutStates, runMatters } from "./parts.js";
-import { section, standing, whyNoMinimum } from "./parts.js";
+import { MEANS, section, standing, whyNoMinimum } from "./parts.js";
 import { get, may } from "./rest.js";
 import { allNodes, knownRuns, start, title } from "./shell.js";
 import { dataTable, filterBar } from "./table.js";
@@ -27,7 +28,7 @@ const COLUMNS = [
     cell: (node) => (node.price_hour ? { text: `${dollars(node.price_hour).text}/h` }
     : { none: "a volunteer: it has no price" }), sort: (node) => node.price_hour || null },
   { name: "rho", num: true, about: "dollars for 1,000 rollouts", cell: rho,
-    sort: (node) => (node.price_hour && node.mu ? node.price_hour / node.mu : null) },
+    sort: (node) => node.rho_dollars },
   { name: "leases", num: true, about: "leases held now, and the samples in them",
     cell: (node) => ({ text: node.leases_held ? `${node.leases_held} (${node.samples_held} samples)` : "0" }),
     sort: (node) => node.leases_held },
@@ -38,6 +39,9 @@ const COLUMNS = [
     sort: (node) => node.reason || null },
 ];
 
+/** Beside the health of those that are active. */
+const STATES = ["applied", "probation", "standby", "draining", "suspended", "banned", "left"];
+
 export function lag(node) {
   if (node.version === null) return { none: "it has no snapshot yet" };
   if (node.version_lag === null) return { none: "nothing is published" };
@@ -46,6 +50,7 @@ export function lag(node) {
 
 start((page, look) => {
   const [matter, showMatter] = matters();
+  const [appeals, refreshAppeals] = appealsPart(look);
   const [speed, showSpeed] = gauge();
   const [tiles, showTiles] = figures("the pool in figures");
   const [states, showStates] = rolloutStates();
@@ -58,32 +63,32 @@ start((page, look) => {
   const bar = filterBar({
     label: "filter the nodes",
     choices: [["", "every state"], ["healthy", "healthy"], ["late", "late"], ["dead", "dead"],
-      ["suspended", "suspended"], ["standby", "standing by"], ["behind", "behind"], ["trouble", "with a reason"]],
+      ...STATES.map((state) => [state, state]), ["behind", "behind"], ["trouble", "with a reason"]],
     changed: ({ text, choice }) => table.filter((node) => fits(node, text, choice)),
   });
   const showRuns = region(runs, (found) => found.map((run) => runLine(run, look)));
   const showTools = region(tools,
     (allowed) => allowed
     ? h("button", { type: "button", "data-key": "invite", onclick: invite }, "Let volunteers in ...") : null);
-  page.append(h("h1", {}, "Pool"), matter, runs,
+  page.append(h("h1", {}, "Pool"), matter, runs, appeals,
     section("Speed", speed), section("Figures", tiles),
     section("Nodes", h("div", { class: "bar" }, bar, tools), table.element),
     h("div", { class: "two" }, section("Rollouts by state", states), section("Lost, by reason", refused)));
   return async () => {
-    const [pool, nodes] = await Promise.all([get("/v1/pool"), allNodes()]);
+    const [pool, nodes] = await Promise.all([get("/v1/pool"), allNodes(), refreshAppeals()]);
     const found = knownRuns();
     showMatter(found.length ? found.flatMap((run, place) => runMatters(run, place ? null : pool))
       : [{ tone: "wait", text: "this coordinator has no run" }]);
     showRuns(found.map(({ run, task, model, state, version, learner_version, steps, reward_mean, bubble }) =>
-      ({ run, task, model, state, version, learner_version, steps, reward_mean, bubble, may: may("pause") })));
-    showTools(may("invite"));
+      ({ run, task, model, state, version, learner_version, steps, reward_mean, bubble,
+        mayPause: may("POST /v1/runs/{run}/pause"), mayResume: may("POST /v1/runs/{run}/resume") })));
+    showTools(may("POST /v1/tokens"));
     showSpeed({ mu_pool: pool.mu_pool, mu_min: pool.mu_min, mu_target: pool.mu_target, why: whyNoMinimum(pool) });
     showTiles([
       { label: "healthy nodes", value: count(pool.nodes_healthy) },
       { label: "late", value: count(pool.nodes_late), about: "missed a heartbeat" },
       { label: "dead", value: count(pool.nodes_dead), about: "missed three heartbeats" },
-      { label: "suspended", value: count(pool.nodes_suspended) },
-      { label: "standing by", value: count(pool.nodes_standby), about: "paid nodes that are not needed now" },
+      ...STATES.map((state) => ({ label: state, value: count(pool[`nodes_${state}`]), about: MEANS[state] })),
       { label: "T_train", value: duration(pool.t_train_seconds, "no step was timed yet"),
         about: "median of recent training steps" },
       { label: "T_bcast", value: duration(pool.t_bcast_seconds, "no broadcast was timed yet"),
@@ -127,7 +132,7 @@ function runLine(run, look) {
     h("a", { href: `/runs/${encodeURIComponent(run.run)}`, "data-key": `run-${run.run}` }, run.run),
     h("span", { class: `chip ${chip(run.state).tone}` }, run.state),
     h("span", { class: "quiet" }, facts.join(" \u00b7 ")),
-    run.may && run.state === "running" ? act("Pause", "No new leases until it is resumed. What is out comes back.")
+    run.mayPause && run.state === "running" ? act("Pause", "No new leases until it is resumed. What is out comes back.")
       : null,
-    run.may && run.state === "paused" ? act("Resume", "Leases flow again.") : null);
+    run.mayResume && run.state === "paused" ? act("Resume", "Leases flow again.") : null);
 }

@@ -1,5 +1,7 @@
 // What is asked of the coordinator, and who asks: the session's cookie goes by itself, changes carry its csrf word.
 
+import { NEEDS, ROLES } from "./rules.js";
+
 export class Problem extends Error {
   constructor(status, detail) {
     super(detail);
@@ -46,26 +48,19 @@ export async function page(path) {
   const reply = await send(path);
   const body = await reply.json();
   const link = (reply.headers.get("Link") ?? "").match(/<(\/v1\/[^>]*)>; *rel="?next"?/);
-  if (Array.isArray(body)) return { items: body, next: link ? link[1] : null };
-  return { items: body.items, next: body.next ? withQuery(path, "cursor", body.next) : null };
+  return { items: body, next: link ? link[1] : null };
 }
 
 /** A list, whole: as it comes, or page by page. */
 export async function list(path) {
   const found = [];
-  let next = withQuery(path, "limit", PAGE_ITEMS);
+  let next = `${path}?limit=${PAGE_ITEMS}`;
   for (let pages = 0; next !== null && pages < PAGES_MAX; pages += 1) {
     const reply = await page(next);
     found.push(...reply.items);
     next = reply.next;
   }
   return found;
-}
-
-function withQuery(path, name, value) {
-  const url = new URL(path, location.origin);
-  url.searchParams.set(name, value);
-  return url.pathname + url.search;
 }
 
 /** A change. Raises Problem with the coordinator's words. */
@@ -99,10 +94,8 @@ export async function signOut() {
   session = null;
 }
 
-const MAY = {
-  operator: new Set(["suspend", "restore", "pause", "resume", "stop", "invite"]),
-  researcher: new Set(["pause", "resume", "stop"]),
-};
-
-/** Whether the page offers this to whoever is signed in. The coordinator decides in the end. */
-export const may = (what) => MAY[session?.role]?.has(what) ?? false;
+/** Whether whoever is signed in may make this change, "POST /v1/...": by the coordinator's own table. */
+export function may(route) {
+  const least = ROLES.indexOf(NEEDS[route]);
+  return session !== null && least >= 0 && ROLES.indexOf(session.role) >= least;
+}

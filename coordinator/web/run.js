@@ -6,24 +6,13 @@ import { askReason } from "./dialog.js";
 import { count, digits, dollars, duration, nats, number, percent } from "./format.js";
 import { chip, figures, gauge, matters, progress, rolloutStates, runMatters, section, whyNoMinimum } from "./parts.js";
 import { Problem, get, may } from "./rest.js";
-import { allNodes, start, title } from "./shell.js";
+import { start, title } from "./shell.js";
 
 const HISTOGRAM_STEPS = 50;
-const RECENT_STEPS = 10;
 
 const name = decodeURIComponent(location.pathname.split("/")[2]);
 const path = `/v1/runs/${encodeURIComponent(name)}`;
 const STEP = { label: "step" };
-
-/** What the working paid nodes cost during one step, at today's prices; null when there are none, or no step yet. */
-function costPerStep(run, nodes) {
-  const recent = run.series.slice(-RECENT_STEPS);
-  const hour = nodes.filter((node) => node.state === "active" && node.health !== "dead"
-    && !node.standby).reduce((sum, node) => sum + node.price_hour, 0);
-  if (!recent.length || !hour) return null;
-  const seconds = recent.reduce((sum, step) => sum + step.train_seconds + step.idle_seconds, 0) / recent.length;
-  return (hour * seconds) / 3600;
-}
 
 start((page, look) => {
   const heading = h("h1", {}, name);
@@ -44,6 +33,7 @@ start((page, look) => {
   const [matter, showMatter] = matters();
   const [bar, showBar] = progress("training steps");
   const [tiles, showTiles] = figures("the run in figures");
+  const [money, showMoney] = figures("what the run costs");
   const [speed, showSpeed] = gauge();
   const [states, showStates] = rolloutStates();
   const reward = chart({ title: "Reward", about: "mean of each step's batch, and of the held-out prompts", x: STEP,
@@ -63,6 +53,7 @@ start((page, look) => {
   const showHeld = region(held, evaluationTable);
   page.append(h("div", { class: "bar" }, heading, tools), matter, bar, section("Figures", tiles),
     section("Speed", speed),
+    section("Money", money),
     section("Curves", h("div", { class: "charts" },
       ...[reward, stale, bubble, times, kl, lengths].map((one) => one.element))),
     section("Held-out evaluations", held), section("Rollouts by state", states));
@@ -76,12 +67,12 @@ start((page, look) => {
       title("No such run");
       return;
     }
-    const [pool, nodes] = await Promise.all([get("/v1/pool"), allNodes()]);
+    const pool = await get("/v1/pool");
     showHeading(run.state);
-    showTools({ state: run.state, pause: may("pause"), resume: may("resume"), stop: may("stop") });
+    showTools({ state: run.state, pause: may("POST /v1/runs/{run}/pause"),
+      resume: may("POST /v1/runs/{run}/resume"), stop: may("POST /v1/runs/{run}/stop") });
     showMatter(runMatters(run, pool));
     showBar({ done: run.learner_version, all: run.steps });
-    const cost = costPerStep(run, nodes);
     const noStep = "no step was reported yet";
     showTiles([
       { label: "task", value: { text: run.task } },
@@ -96,8 +87,6 @@ start((page, look) => {
       { label: "KL, last step", value: nats(run.kl, noStep), about: "learner against sampler" },
       { label: "T_train", value: duration(run.t_train_seconds, "no step was timed yet") },
       { label: "T_bcast", value: duration(run.t_bcast_seconds, "no broadcast was timed yet") },
-      { label: "cost per step", value: dollars(cost, "no paid node works, or no step was timed"),
-        about: `working paid nodes at their prices, over the last ${RECENT_STEPS} steps; the learner is not in it` },
       { label: "version", value: run.version === null ? { none: "nothing published yet" }
         : { text: `${run.version} (epoch ${run.epoch})` } },
       { label: "out on lease", value: { text: `${count(run.outstanding).text} rollouts` } },
@@ -112,6 +101,17 @@ start((page, look) => {
         : { none: "it has not reported yet" } },
     ]);
     showSpeed({ mu_pool: pool.mu_pool, mu_min: pool.mu_min, mu_target: pool.mu_target, why: whyNoMinimum(pool) });
+    showMoney([
+      { label: "spent", value: dollars(run.spent_dollars), about: "pay of its nodes so far; the learner is not in it" },
+      { label: "committed", value: dollars(run.committed_dollars), about: "what may still become due of what is out" },
+      { label: "budget", value: dollars(run.budget_dollars, "no budget is set"),
+        about: "spent and committed together never pass it" },
+      { label: "cost per hour", value: dollars(run.cost_hour_dollars),
+        about: "what the nodes that are activated ask together" },
+      { label: "cost per step", value: dollars(run.learner_version ? run.spent_dollars / run.learner_version : null,
+        "no step is finished yet"), about: "spent, over the steps that are finished" },
+      { label: "credits", value: number(run.credits), about: "that its nodes earned" },
+    ]);
     curves(run);
     showHeld(run.evaluations);
     showStates(run.rollouts);

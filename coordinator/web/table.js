@@ -5,7 +5,7 @@ import { h, say } from "./dom.js";
 const ROWS_MAX = 500;
 
 /**
- * columns: [{name, about, num, long, cell: row => {text | none, href, tone, title},
+ * columns: [{name, about, num, long, whole, cell: row => {text | none, href, tone, title},
  *   sort: row => number | string | null}].
  * options: {key: row => string, label, order: [column name, descending], cards: false for one that is narrow, empty}.
  */
@@ -41,7 +41,7 @@ export function dataTable(columns, options) {
 
   function made(key) {
     const cells = columns.map((column) =>
-      h("td", { role: "cell", "data-label": column.name, class: column.num ? "num" : column.long ? "long" : null }));
+      h("td", { role: "cell", "data-label": column.name, class: kind(column) }));
     const entry = { tr: h("tr", { role: "row", "data-row": key }, ...cells), cells,
       shown: columns.map(() => undefined) };
     known.set(key, entry);
@@ -122,6 +122,8 @@ export function dataTable(columns, options) {
     },
   };
 }
+
+const kind = ({ num, long, whole }) => (num && "num") || (long && "long") || (whole && "whole") || null;
 
 function content(value) {
   if (value.none !== undefined) {

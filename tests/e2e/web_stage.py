@@ -7,9 +7,8 @@ dead without anybody waiting. `python tests/e2e/web_stage.py` serves one to look
 from __future__ import annotations
 
 import hashlib
-import http.cookies
-import json
 import math
+import os
 import random
 import sys
 import threading
@@ -24,13 +23,23 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python tests/e2e/web_
 
 from unit.coordinator.conftest import WALL, Learner, Node, World, answer, done, identity, metrics
 
+from echo2.coordinator.access import AccessBook
 from echo2.coordinator.api import make_api
+from echo2.coordinator.books import Books
+from echo2.coordinator.event_feed import EventFeed
+from echo2.coordinator.rest_gate import Door
+from echo2.coordinator.rest_guard import Rooms
+from echo2.coordinator.rest_limits import Limits
 from echo2.coordinator.rest_server import open_listener, serve_rest
+from echo2.coordinator.rest_sessions import Sessions
+from echo2.coordinator.run_judge import Judge
 from echo2.coordinator.service import CoordinatorService
 from echo2.p2p.chunks import hash_bytes
 from echo2.p2p.manifest import make_manifest
 from echo2.p2p.memory import MemoryNetwork
 from echo2.p2p.messages import (
+    AppealReply,
+    AppealRequest,
     DropCount,
     Fetching,
     Heartbeat,
@@ -51,6 +60,12 @@ CHUNKS = 90
 HOSTILE = "<img src=x onerror=alert(1)>"
 SCRIPT = "</td><script>document.title='owned'</script>"
 PRICED = 5
+NAMES = ("anna-3090", "bertha", "carl-gaming", "dora", "emil-laptop", "frida", "gustav", "rented-a10", "rented-h100")
+NEWCOMER = "newcomer"
+APPLICANT = "applicant"
+
+WATCHED_SECONDS = 0.2
+"""Between two signs of life of a stream of events: the places of pages that are closed are soon free for the next."""
 
 
 class NamedNode(Node):
@@ -80,6 +95,10 @@ class NamedNode(Node):
         )  # fmt: skip
         return await self.ask("heartbeat", Heartbeat(body=self.identity.sign("heartbeat", body)), HeartbeatReply)
 
+    async def appeal(self, number, subject, text):
+        message = AppealRequest(run=RUN, appeal_id=number.to_bytes(16), subject=subject, text=text)
+        return await self.ask("appeal", message, AppealReply)
+
     async def install(self):
         """Uses the newest snapshot from now on."""
         current = self.world.service._office.run.current
@@ -97,73 +116,6 @@ class LargeLearner(Learner):
             created_seconds=WALL,
         )  # fmt: skip
         await self.ask("publish", PublishRequest(manifest=self.identity.sign("manifest", manifest)), PublishReply)
-
-
-class Sessions:
-    """The sign-in of the coordinator's REST interface, in small: a token for a cookie, and a word against forgery."""
-
-    def __init__(self, app):
-        self.app = app
-        self.news = trio.Event()
-        self.signed_in = {}
-        self.forged = 0
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        cookie = http.cookies.SimpleCookie(headers.get(b"cookie", b"").decode())
-        session = self.signed_in.get(cookie["echo2"].value) if "echo2" in cookie else None
-        if scope["path"] == "/v1/events/stream":
-            await self.stream(send)
-            return
-        if scope["path"] == "/v1/session":
-            await self.session(scope, receive, send, session, cookie)
-            return
-        if scope["method"] == "POST" and session is not None:
-            if headers.get(b"x-csrf-token", b"").decode() != session["csrf"]:
-                self.forged += 1
-                await reply(send, 403, {"detail": "the word against forgery is missing"})
-                return
-            scope = dict(scope)
-            scope["headers"] = [*scope["headers"], (b"authorization", f"Bearer {TOKEN}".encode())]
-        await self.app(scope, receive, send)
-
-    async def stream(self, send):
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-        await send({"type": "http.response.body", "body": b": open\n\n", "more_body": True})
-        while True:
-            await self.news.wait()
-            await send({"type": "http.response.body", "body": b"event: change\ndata: {}\n\n", "more_body": True})
-
-    def ring(self):
-        """Something happened: whoever follows the stream hears of it."""
-        self.news.set()
-        self.news = trio.Event()
-
-    async def session(self, scope, receive, send, session, cookie):
-        if scope["method"] == "POST":
-            body = json.loads((await receive())["body"])
-            if body != {"token": TOKEN}:
-                await reply(send, 403, {"detail": "this is no token of this coordinator"})
-                return
-            key = f"s{len(self.signed_in)}"
-            self.signed_in[key] = {"csrf": f"word-of-{key}", "role": "operator", "name": "ada"}
-            await reply(send, 200, self.signed_in[key], cookie=f"echo2={key}; HttpOnly; SameSite=Strict; Path=/")
-        elif scope["method"] == "DELETE":
-            self.signed_in.pop(cookie["echo2"].value, None)
-            await reply(send, 200, {})
-        else:
-            await reply(send, 200, session or {"csrf": None, "role": None, "name": None})
-
-
-async def reply(send, status, body, cookie=None):
-    data = json.dumps(body).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    headers += [(b"set-cookie", cookie.encode())] if cookie else []
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
 
 
 class WebWorld(World):
@@ -219,10 +171,11 @@ class Stage:
             network=MemoryNetwork(random.Random(1), delay_seconds=0.0001),
             run_settings={"steps": 60, "name": RUN, "eval_every": 10, "eval_share": 0.5},
             activation={"prices": prices, "period_seconds": 1.0},
+            admission={"mode": "hand", "warmup_leases": 2},
         )
         self.public = public
-        self.port = 0
-        self.sessions = None
+        self.port = self.guarded_port = 0
+        self.leased = None
         self.has_past = False
 
     # from the test's thread
@@ -256,7 +209,13 @@ class Stage:
 
     @property
     def url(self):
+        """Where reading is open, as on loopback."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def guarded_url(self):
+        """The same coordinator, where nothing is shown before a sign-in, as off loopback."""
+        return f"http://127.0.0.1:{self.guarded_port}"
 
     # in the coordinator's thread
 
@@ -275,51 +234,63 @@ class Stage:
                 self.nodes = [await stack.enter_async_context(self.world.peer(10 + n, NamedNode)) for n in range(7)]
                 priced = await stack.enter_async_context(self.world.peer(PRICED, NamedNode))
                 spare = await stack.enter_async_context(self.world.peer(PRICED + 1, NamedNode))
+                self.newcomer = await stack.enter_async_context(self.world.peer(30, NamedNode))
+                self.applicant = await stack.enter_async_context(self.world.peer(31, NamedNode))
                 self.nodes += [priced, spare]
                 self.learner = await stack.enter_async_context(self.world.peer(2, LargeLearner))
                 if not self.has_past:
                     await self.past()
                     self.has_past = True
                 await self.present()
-                listener = open_listener("127.0.0.1", self.port)
-                self.port = listener.getsockname()[1]
-                self.sessions = Sessions(
-                    make_api(
-                        service,
-                        join=lambda token: (
-                            f"echo2://{self.world.coordinator.peer_id}@192.0.2.1:4001/{RUN}?token={token}"
-                        ),
-                        token_sha256=hashlib.sha256(TOKEN.encode()).digest(),
-                        loopback=True,
-                        version="0.1.0",
-                        public_page=self.public,
-                    )
-                )
+                self.rooms = self.make_rooms(service)
+                nursery = await stack.enter_async_context(trio.open_nursery())
+                nursery.start_soon(self.rooms.feed.run)
+                self.port = self.serve_at(self.port, Door(), nursery)
+                self.guarded_port = self.serve_at(self.guarded_port, Door(open_reads=False), nursery)
                 ready.set()
-                await serve_rest(self.sessions, listener)
+                await trio.sleep_forever()
+
+    def make_rooms(self, service):
+        """As the coordinator's process does, but for the clock of its nodes."""
+        ledger, peer = service._office.ledger, self.world.coordinator.peer_id
+        wall = service._office.wall
+        own = {"ada": hashlib.sha256(TOKEN.encode()).digest()}
+        return Rooms(
+            desk=service,
+            access=AccessBook(ledger, own=own, wall=wall, entropy=os.urandom),
+            sessions=Sessions(os.urandom),
+            books=Books(self.world.url),
+            feed=EventFeed(service, heartbeat_seconds=WATCHED_SECONDS),
+            judge=Judge(self.world.config(), self.world.text, service.pool_view),
+            limits=Limits(),
+            join=lambda token: f"echo2://{peer}@192.0.2.1:4001/{RUN}?token={token}",
+            clock=trio.current_time,
+        )
+
+    def serve_at(self, port, door, nursery):
+        listener = open_listener("127.0.0.1", port)
+        api = make_api(self.rooms, door=door, version="0.1.0", public_page=self.public)
+        nursery.start_soon(serve_rest, api, listener)
+        return listener.getsockname()[1]
 
     async def past(self):
         """What is in the ledger afterwards: nodes, evaluations, rollouts of every fate, steps, events."""
-        names = [
-            "anna-3090",
-            "bertha",
-            "carl-gaming",
-            "dora",
-            "emil-laptop",
-            "frida",
-            "gustav",
-            "rented-a10",
-            "rented-h100",
-        ]
-        token = self.world.token(uses=100)
-        for node, name in zip(self.nodes, names, strict=True):
+        service, token = self.world.service, self.world.token(uses=100)
+        for node, name in zip(self.nodes, NAMES, strict=True):
             await node.hello(token, name)
+        for node in self.nodes[4:7]:  # they get no work here: the operator knows them
+            service.drain_node(node.peer_id, actor="ada", reason="to be looked at")
+            service.restore_node(node.peer_id, actor="ada", reason="known to me")
+        await self.newcomer.hello(token, NEWCOMER)
+        await self.applicant.hello(name=APPLICANT)
         await self.learner.hello()
         for version in range(0, STEPS, 10):
             await self.generation(version)
-        self.world.service.suspend_node(
-            self.nodes[3].peer_id, actor="operator", reason=f"rewards that cannot be {SCRIPT}"
+        service.suspend_node(
+            self.nodes[3].peer_id, actor="ada", reason=f"rewards that cannot be {SCRIPT}", expires_seconds=7200.0
         )
+        await self.nodes[3].appeal(1, "suspension", f"they are right {HOSTILE}")
+        await self.nodes[0].appeal(2, self.leased.hex(), "my answer came in time")
         engine = sa.create_engine(self.world.url)
         with engine.begin() as connection:
             connection.execute(
@@ -333,10 +304,15 @@ class Stage:
         """One version's life: published, installed everywhere, evaluated, worked under; ten steps follow it."""
         await self.learner.publish_large(version)
         self.pass_time(0.6 + version / 100)
-        for node in self.nodes:
+        for node in (*self.nodes, self.newcomer):
             await node.install()
         for turn in range(6):
-            grants = [(node, (await node.lease(2)).leases) for node in (*self.nodes[:4], *self.nodes[7:])]
+            newcomers = [self.newcomer] if version == turn == 0 else []
+            working = (*newcomers, *self.nodes[:4], *self.nodes[7:])
+            grants = [(node, (await node.lease(1 if node is self.newcomer else 2)).leases) for node in working]
+            self.leased = next(
+                (found[0].lease_id for node, found in grants if node is self.nodes[0] and found), self.leased
+            )
             self.pass_time(1.1)
             for place, (node, leases) in enumerate(grants):
                 good = (place + turn) % 7 < 3 + version // 10
@@ -365,7 +341,7 @@ class Stage:
         self.pass_time(14.0)
         await self.nodes[4].beat(version=current.manifest.version)
         self.pass_time(16.0)
-        for node in (*self.nodes[:3], *self.nodes[6:]):
+        for node in (*self.nodes[:3], *self.nodes[6:], self.newcomer):
             await node.beat(version=STEPS - 10)
         if current.manifest.version < STEPS:
             await self.learner.publish_large(STEPS)
@@ -379,10 +355,25 @@ class Stage:
         await third.beat(version=STEPS - 10, share=0.6, sources=(first.peer_id, self.learner.peer_id))
         await self.nodes[6].beat(version=STEPS - 10, share=0.15, sources=(self.learner.peer_id,))
         await self.nodes[8].beat(version=STEPS - 10, share=1.0)
+        await self.applicant.hello(name=APPLICANT)
         self.pass_time(1.0)
 
     async def newest_event(self):
-        return self.world.service.events_view(limit=1)
+        (newest,) = self.world.service.events_view(limit=1)
+        return newest
+
+    async def count_events(self):
+        return len(self.world.service.events_view(limit=1000))
+
+    async def run(self):
+        return self.world.service.run_view(RUN)
+
+    async def appeals(self):
+        return self.world.service.appeals_view()
+
+    async def make_access(self, name, role):
+        """A token for somebody of this role."""
+        return self.rooms.access.create(name, role, expires_seconds=None, actor="ada", reason="they help")
 
     def pass_time(self, seconds):
         """The clock goes on, and what looks at it from time to time has looked."""
