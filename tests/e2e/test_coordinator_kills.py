@@ -1,0 +1,68 @@
+"""`kill -9` of a coordinator under load, and of its database: nothing acknowledged is lost or doubled."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import trio
+from e2e.kill_pool import HEARTBEAT_SECONDS, kill_pool
+
+from echo2.coordinator.ledger import RECONNECT_SECONDS_MAX
+
+pytestmark = pytest.mark.e2e
+
+QUICK_NODES, QUICK_KILLS = 12, 3
+NODES, KILLS, DATABASE_KILLS = 50, 50, 10
+BUSY_MACHINE_SECONDS = 20.0
+"""Beyond the two heartbeats: other tests use the same cores. What was measured is printed."""
+
+
+async def killed(folder, *, nodes, kills, seed, database=""):
+    async with kill_pool(folder, nodes=nodes, seed=seed, database=database, slack_seconds=BUSY_MACHINE_SECONDS) as pool:
+        for _ in range(kills):
+            await pool.work()
+            await pool.kill()
+        await pool.settle()
+        pool.check_sums()
+        slowest = sorted(pool.back_seconds)
+        print(
+            f"{kills} kills, {len(pool.acknowledged)} rollouts acknowledged, {pool.learner.version} steps; all nodes "
+            f"back within {slowest[len(slowest) // 2]:.1f} s (median), {slowest[-1]:.1f} s (most)"
+        )
+        assert len(pool.back_seconds) == kills
+
+
+async def test_three_kills_of_a_coordinator_lose_and_double_nothing(tmp_path):
+    """A dozen nodes at work; after each kill all of them are heard of again, and all that was acknowledged is there."""
+    await killed(tmp_path, nodes=QUICK_NODES, kills=QUICK_KILLS, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_fifty_kills_of_a_coordinator_lose_and_double_nothing(tmp_path, request, kind):
+    """The same with fifty nodes and fifty kills, on either database."""
+    database = request.getfixturevalue("postgresql").emptied() if kind == "postgresql" else ""
+    await killed(tmp_path, nodes=NODES, kills=KILLS, seed=2, database=database)
+
+
+@pytest.mark.slow
+async def test_ten_kills_of_postgresql_lose_and_double_nothing(tmp_path, postgresql):
+    """The server dies under a coordinator at work and comes back: the coordinator too, without a restart of its own."""
+    database = postgresql.emptied()
+    async with kill_pool(tmp_path, nodes=NODES, seed=3, database=database, slack_seconds=BUSY_MACHINE_SECONDS) as pool:
+        for _ in range(DATABASE_KILLS):
+            await pool.work()
+            await trio.to_thread.run_sync(postgresql.kill)
+            await pool.work()
+            await trio.to_thread.run_sync(postgresql.start)
+            await pool.all_are_heard_of(time.monotonic(), RECONNECT_SECONDS_MAX + 2 * HEARTBEAT_SECONDS)
+            before = len(pool.acknowledged)
+            with trio.fail_after(RECONNECT_SECONDS_MAX + BUSY_MACHINE_SECONDS):
+                while len(pool.acknowledged) == before:  # noqa: ASYNC110 - nodes only record
+                    await trio.sleep(0.1)
+            await trio.to_thread.run_sync(pool.check_acknowledged)
+        assert pool.coordinator.process.poll() is None
+        assert pool.coordinator.starts == 1
+        await pool.settle()
+        pool.check_sums()
