@@ -9,6 +9,7 @@ from echo2.p2p.errors import Refused
 from echo2.p2p.messages import ReceiptBatch, ReceiptsReply, SliceAck, SubmitReply
 
 from . import records
+from .gathering import Gathering
 from .intake import ITEM_BYTES, Rejection, SliceRules, check_owner, check_slice
 from .leases import LeaseEntry, LeaseState
 from .records import RolloutEntry
@@ -16,12 +17,16 @@ from .run_book import ENDED
 from .slots import Span
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from echo2.p2p.messages import Receipt, ReceiptsRequest, RolloutRecord, Slice, SubmitRequest
 
     from .leases import Kind, Outcome
     from .office import Office
     from .pool import NodeEntry
     from .run_book import Changes
+
+    _Asked = tuple[NodeEntry, SubmitRequest]
 
 RECEIPTS_MAX = 512
 """As `ReceiptBatch` bounds it."""
@@ -39,6 +44,7 @@ SUSPENDED_RETRY_SECONDS = 60.0
 class _Delivery:
     """What one slice of a request does to its lease, once it is durable."""
 
+    node: NodeEntry
     lease: LeaseEntry
     accepted: list[int]
     rejection: Rejection | None
@@ -49,35 +55,43 @@ class IntakeDesk:
 
     def __init__(self, office: Office) -> None:
         self._office = office
+        self._gathering: Gathering[_Asked, SubmitReply] = Gathering(self._submit, office.clock)
 
     async def submit(self, peer: str, request: SubmitRequest) -> SubmitReply:
         """One acknowledgement a slice. Raises Refused, and then nothing of the request was kept."""
         office = self._office
         node = office.known_node(peer, request.run)
         await office.open_prompts(self._leased(request))
-        if node.state == "suspended":
-            raise Refused("suspended", f"suspended: {node.state_reason}"[:512], SUSPENDED_RETRY_SECONDS)
+        return await self._gathering.ask((node, request))
+
+    def _submit(self, asked: Sequence[_Asked]) -> list[SubmitReply | Exception]:
+        """What several nodes have handed in, as one change of the run. Raises Refused: then nothing was kept."""
+        office = self._office
         changes = office.changes()
         deliveries: dict[bytes, _Delivery] = {}
         taken: set[tuple[str, int, int]] = set()
-        acks: dict[int, SliceAck] = {}
-        for number, received in enumerate(request.slices):
-            if received.lease_id not in deliveries:
-                ack = self._receive(node, received, changes, deliveries, taken)
-                if ack is not None:
-                    acks[number] = ack
+        told: list[list[SliceAck | None] | Refused] = []
+        for node, request in asked:
+            if node.state == "suspended":
+                told.append(Refused("suspended", f"suspended: {node.state_reason}"[:512], SUSPENDED_RETRY_SECONDS))
+            else:
+                told.append([self._receive(node, part, changes, deliveries, taken) for part in request.slices])
         if changes:
+            peers = {node.peer for node, _ in asked}
+            actor = peers.pop() if len(peers) == 1 else "nodes"
             with office.ledger.transaction() as connection:
-                changes.write(connection, wall=office.wall(), actor=peer, action="rollouts arrived")
+                changes.write(connection, wall=office.wall(), actor=actor, action="rollouts arrived")
             changes.apply()
-            self._apply(node, deliveries)
+            self._apply(deliveries)
         summary = _summaries(changes)
-        return SubmitReply(
-            acks=tuple(
-                acks[number] if number in acks else summary[received.lease_id]
-                for number, received in enumerate(request.slices)
+        return [
+            acks
+            if isinstance(acks, Refused)
+            else SubmitReply(
+                acks=tuple(ack or summary[part.lease_id] for ack, part in zip(acks, request.slices, strict=True))
             )
-        )
+            for acks, (_, request) in zip(told, asked, strict=True)
+        ]
 
     def _leased(self, request: SubmitRequest) -> list[tuple[Kind, int]]:
         """Whose prompts the checks need. A lease that memory let go of is not checked: it comes late."""
@@ -119,11 +133,13 @@ class IntakeDesk:
             return SliceAck(lease_id=received.lease_id, state="rejected", reason=str(rejection)[:512])
         if lease.state is LeaseState.RETURNED:
             return self._again(received.lease_id)
+        if received.lease_id in deliveries:  # twice in one request, or sent again before the first was answered
+            return None
         outcomes = self._judge(lease, taken)
         accepted = [sample for sample, outcome in outcomes.items() if outcome == "accept"]
         if accepted:
             rejection = check_slice(received, self._rules(lease))
-        deliveries[received.lease_id] = _Delivery(lease, [] if rejection else accepted, rejection)
+        deliveries[received.lease_id] = _Delivery(node, lease, [] if rejection else accepted, rejection)
         contents = {rollout.sample: rollout for rollout in received.rollouts} if not rejection else {}
         for sample, outcome in outcomes.items():
             self._arrive(changes, lease, sample, outcome, contents.get(sample), rejection)
@@ -185,11 +201,12 @@ class IntakeDesk:
             return f"late: version {lease.version} when the learner was at {run.leases.learner_version}"
         return "late: nothing more of its group is wanted"
 
-    def _apply(self, node: NodeEntry, deliveries: dict[bytes, _Delivery]) -> None:
+    def _apply(self, deliveries: dict[bytes, _Delivery]) -> None:
         """The slices are durable: slots, rates and bells follow."""
         office, now = self._office, self._office.clock()
         book = office.run.leases
         for delivery in deliveries.values():
+            node = delivery.node
             if delivery.rejection is not None:
                 book.reject(delivery.lease)
                 node.last_reason = str(delivery.rejection)
@@ -199,7 +216,8 @@ class IntakeDesk:
                 node.slice_accepted()
                 node.meter.accept(len(delivery.accepted), now)
             book.deliver(delivery.lease, delivery.accepted)
-        office.note_holding(node.peer)
+        for peer in {delivery.node.peer for delivery in deliveries.values()}:
+            office.note_holding(peer)
         office.arrivals.ring()
         office.work.ring()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from echo2.p2p.codec import pack_tokens
@@ -11,6 +12,7 @@ from echo2.p2p.messages import SLICES_MAX, Lease, LeaseReply, Sampling, Sandboxe
 
 from . import capacity
 from .admission import train_sampling
+from .lease_queue import Asker, LeaseQueue
 from .leases import LeaseEntry, Proposal
 from .office import WAIT_SECONDS_MAX
 from .prompts import Unopened
@@ -18,11 +20,14 @@ from .records import closed_groups, new_leases, record
 from .run_book import ENDED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from echo2.p2p.messages import LeaseRequest
 
     from .leases import Kind
     from .office import Office
     from .pool import NodeEntry
+    from .run_book import Published
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +42,21 @@ REPLY_PROMPT_BYTES_MAX = 6 << 20
 OPENED_AHEAD = 32
 """Episodes whose openings are fetched at once, in order of their ordinals: a fraction of a second of the worker."""
 
+GRANTS_MAX = 64
+"""Nodes served in one deal: its time is nobody else's."""
+
 UNUSABLE_MAX = 1000
 """Prompts in a row that do not fit the context before a request gives up: the task and the model do not match."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """What holds for everybody while one deal lasts. `dry`: versions under which there is nothing, and why."""
+
+    depth: int
+    nodes: int
+    now: float
+    dry: dict[int, str] = field(default_factory=dict)
 
 
 class LeaseDesk:
@@ -47,26 +65,42 @@ class LeaseDesk:
     def __init__(self, office: Office) -> None:
         self._office = office
         self._sandbox = _sandboxed(office)
+        self._queue = LeaseQueue(office.work, office.clock, self._deal, lambda: office.run.leases.next_expiry())
 
     async def lease(self, peer: str, request: LeaseRequest) -> LeaseReply:
         """Up to `samples_max` samples, waiting up to `wait_seconds` for work. Raises Refused."""
         office = self._office
         node = office.known_node(peer, request.run)
-        deadline = office.clock() + min(request.wait_seconds, WAIT_SECONDS_MAX)
-        while True:
-            now = office.clock()
-            try:
-                leases, reason, retry_at = self._grant(node, request, now)
-            except Unopened as error:  # nothing was granted yet; those behind it come next
-                await office.open_prompts((error.kind, error.ordinal + ahead) for ahead in range(OPENED_AHEAD))
-                continue
-            if leases or now >= deadline:
-                known = 0.0 if math.isinf(retry_at) else retry_at - now
-                retry = 0.0 if leases else max(RETRY_SECONDS, known)
-                node.last_reason = "" if leases else node.last_reason
-                return LeaseReply(leases=leases, retry_seconds=retry, reason=reason[:512])
-            await office.work.wait(min(deadline, retry_at, self._next_expiry(now)) - now)
-            node.seen_at = office.clock()
+        asker = Asker(node, request, office.clock() + min(request.wait_seconds, WAIT_SECONDS_MAX))
+        self._queue.join(asker)
+        try:
+            while not asker.leases:
+                if asker.unopened is not None:  # nothing was granted yet; those behind it come next
+                    kind, ordinal = asker.unopened.kind, asker.unopened.ordinal
+                    await office.open_prompts((kind, ordinal + ahead) for ahead in range(OPENED_AHEAD))
+                    asker.fetched()
+                    self._queue.deal()
+                    continue
+                left = asker.deadline - office.clock()
+                if left <= 0 and asker.reason is not None and not asker.served:
+                    break
+                await asker.wait(left)
+                node.seen_at = office.clock()
+        finally:
+            self._queue.leave(asker)
+        now = office.clock()
+        known = 0.0 if math.isinf(asker.retry_at) else asker.retry_at - now
+        retry = 0.0 if asker.leases else max(RETRY_SECONDS, known)
+        node.last_reason = "" if asker.leases else node.last_reason
+        return LeaseReply(leases=asker.leases, retry_seconds=retry, reason=(asker.reason or "")[:512])
+
+    async def run(self) -> None:
+        """Deal whenever there may be something to lease. For ever."""
+        await self._queue.run()
+
+    def retire(self) -> None:
+        """Another desk has taken over: whoever waits at this one asks again."""
+        self._queue.retire()
 
     def expire(self) -> None:
         """Give back what is overdue, and what dead nodes hold."""
@@ -87,50 +121,80 @@ class LeaseDesk:
             office.work.ring()
         office.record_ended()
 
-    def _next_expiry(self, now: float) -> float:
-        """When leases next expire; never so soon that the loop would spin."""
-        at = self._office.run.leases.next_expiry()
-        return float("inf") if at is None else max(at, now + 0.01)
-
-    def _grant(self, node: NodeEntry, request: LeaseRequest, now: float) -> tuple[tuple[Lease, ...], str, float]:
-        """Leases made durable for this node now; or none, why, and when to look again at the latest."""
+    def _deal(self, askers: Sequence[Asker]) -> None:
+        """Give those who wait what there is, in the order they came: one commit for all of it."""
         office = self._office
-        run = office.run
-        published = run.manifests.get(request.manifest_hash)
-        if node.state == "suspended":
-            return (), f"suspended: {node.state_reason}", float("inf")
-        if run.state in ENDED:
-            return (), f"the run is {run.state}", float("inf")
-        if run.state == "paused":
-            return (), f"the run is paused: {run.reason}", float("inf")
-        if node.standby:
-            return (
-                (),
-                "standing by: the pool makes enough without this node; it is called when it does not",
-                float("inf"),
-            )
-        if run.current is None:
-            return (), "no snapshot published yet", float("inf")
-        if published is None:
-            return (), "the snapshot you have is not of this run; wait for the heartbeat's news", float("inf")
-        if run.learner_refused:
-            return (), run.learner_refused, float("inf")
-        if request.manifest_hash in run.leases.lost:
-            return (), f"the learner has lost version {published.manifest.version}; wait for its next", float("inf")
-        if now < node.rest_until:
-            return (), f"resting {node.rest_until - now:.0f} s: {node.last_reason}", node.rest_until
+        now = office.clock()
         self.expire()
-        holding = run.leases.held_by(node.peer)
-        held_samples = sum(lease.span.count for lease in holding)
-        allowed = self._samples_allowed(node, now)
-        samples = min(request.samples_max, allowed - held_samples)
-        if samples <= 0:
-            return (), f"{held_samples} samples are out with you; {allowed} are half a step's work", float("inf")
-        proposal = self._propose(node, published.manifest.version, samples)
-        if not proposal.spans:
-            return (), proposal.reason, float("inf")
-        leases = self._record(node, proposal, published.manifest.version, request.manifest_hash, now)
-        return leases, "", now
+        look = _Look(office.pacing_depth(), sum(1 for _ in office.pool.working(now)), now)
+        grants: list[tuple[Asker, list[LeaseEntry]]] = []
+        for asker in askers:
+            if len(grants) >= GRANTS_MAX:
+                office.work.ring()
+                break
+            try:
+                entries = self._decide(asker, look)
+            except Unopened as error:
+                asker.ask_for(error)
+            except Exception as error:  # noqa: BLE001 - raised again at the asker: the others get theirs
+                asker.fail(error)
+            else:
+                if entries:
+                    office.run.leases.grant(entries)
+                    grants.append((asker, entries))
+        if grants:
+            self._record(grants)
+
+    def _decide(self, asker: Asker, look: _Look) -> list[LeaseEntry]:
+        """Leases for this node now; or none, and the asker knows why, and when to look again at the latest."""
+        run, request = self._office.run, asker.request
+        published = run.manifests.get(request.manifest_hash)
+        version = published.manifest.version if published is not None else -1
+        if asker.reason is not None and version in look.dry:
+            return []
+        reason, asker.retry_at = self._held_back(asker.node, request.manifest_hash, published, look.now)
+        samples = 0
+        if not reason:
+            holding = run.leases.held_by(asker.node.peer)
+            held_samples = sum(lease.span.count for lease in holding)
+            allowed = self._samples_allowed(asker.node, look.now)
+            samples = min(request.samples_max, allowed - held_samples)
+            if samples <= 0:
+                reason = f"{held_samples} samples are out with you; {allowed} are half a step's work"
+        if not reason and version not in look.dry:
+            proposal = self._propose(asker.node, version, samples, look)
+            if proposal.spans:
+                asker.reason = ""
+                return self._entries(asker.node, proposal, version, request.manifest_hash, look.now)
+            look.dry[version] = proposal.reason  # for this one as for any other
+        asker.reason = reason or look.dry[version]
+        return []
+
+    def _held_back(
+        self, node: NodeEntry, manifest_hash: bytes, published: Published | None, now: float
+    ) -> tuple[str, float]:
+        """Why this node gets nothing, whatever there is; empty when it may. And when to look again at the latest."""
+        office, never = self._office, float("inf")
+        run = office.run
+        if node.state == "suspended":
+            return f"suspended: {node.state_reason}", never
+        if run.state in ENDED:
+            return f"the run is {run.state}", never
+        if run.state == "paused":
+            return f"the run is paused: {run.reason}", never
+        if node.standby:
+            return "standing by: the pool makes enough without this node; it is called when it does not", never
+        if run.current is None:
+            return "no snapshot published yet", never
+        if published is None:
+            return "the snapshot you have is not of this run; wait for the heartbeat's news", never
+        if run.learner_refused:
+            return run.learner_refused, never
+        if manifest_hash in run.leases.lost:
+            return f"the learner has lost version {published.manifest.version}; wait for its next", never
+        if now < node.rest_until:
+            return f"resting {node.rest_until - now:.0f} s: {node.last_reason}", node.rest_until
+        return "", never
 
     def _samples_allowed(self, node: NodeEntry, now: float) -> int:
         """L = samples / mu_i <= 0.5 T_train, over all that the node holds."""
@@ -138,16 +202,19 @@ class LeaseDesk:
             mu=node.meter.rate(now), t_train=self._office.t_train(), samples_unmeasured=self._office.config.run.n
         )
 
-    def _propose(self, node: NodeEntry, version: int, samples: int) -> Proposal:
+    def _propose(self, node: NodeEntry, version: int, samples: int, look: _Look) -> Proposal:
         """What to lease, with prompts that fit the model's context; those that do not are given up, on record."""
         office = self._office
         run = office.run
         assert run.version is not None, "a snapshot is published"
-        depth = office.pacing_depth()
-        nodes = sum(1 for _ in office.pool.working(office.clock()))
         for _ in range(UNUSABLE_MAX):
             proposal = run.leases.propose(
-                peer=node.peer, version=version, newest=run.version, samples_max=samples, depth=depth, nodes=nodes
+                peer=node.peer,
+                version=version,
+                newest=run.version,
+                samples_max=samples,
+                depth=look.depth,
+                nodes=look.nodes,
             )
             fits = [self._tokens_max(proposal.kind, span.ordinal) >= 1 for span in proposal.spans]
             if all(fits):
@@ -182,11 +249,11 @@ class LeaseDesk:
             if evaluation is not None:
                 evaluation.table.abandon(ordinal)
 
-    def _record(
+    def _entries(
         self, node: NodeEntry, proposal: Proposal, version: int, manifest_hash: bytes, now: float
-    ) -> tuple[Lease, ...]:
+    ) -> list[LeaseEntry]:
+        """The proposal's leases, as many as one reply takes."""
         office = self._office
-        run, duration = office.run, office.config.run.lease_seconds
         entries: list[LeaseEntry] = []
         prompt_bytes = 0
         for span in proposal.spans[:SLICES_MAX]:
@@ -203,22 +270,35 @@ class LeaseDesk:
                     manifest_hash=manifest_hash,
                     tokens_max=self._tokens_max(proposal.kind, span.ordinal),
                     granted_at=now,
-                    expires_at=now + duration,
+                    expires_at=now + office.config.run.lease_seconds,
                 )
             )
-        with office.ledger.transaction() as connection:
-            record(
-                connection,
-                [new_leases(run.name, entries, duration_seconds=duration, wall=office.wall())],
-                wall=office.wall(),
-                actor=node.peer,
-                action="leases granted",
-                subject=run.name,
-                kind="flow",
-            )
-        run.leases.grant(entries)
-        office.note_holding(node.peer)
-        return tuple(self._order(entry, duration) for entry in entries)
+        return entries
+
+    def _record(self, grants: Sequence[tuple[Asker, list[LeaseEntry]]]) -> None:
+        """Make them durable, then tell. The book has them already, so that no two askers got the same."""
+        office = self._office
+        run, duration = office.run, office.config.run.lease_seconds
+        everything = [entry for _, entries in grants for entry in entries]
+        try:
+            with office.ledger.transaction() as connection:
+                record(
+                    connection,
+                    [new_leases(run.name, everything, duration_seconds=duration, wall=office.wall())],
+                    wall=office.wall(),
+                    actor=grants[0][0].node.peer if len(grants) == 1 else "coordinator",
+                    action="leases granted",
+                    subject=run.name,
+                    kind="flow",
+                )
+        except Exception as error:  # noqa: BLE001 - raised again at those who asked
+            run.leases.take_back(everything)
+            for asker, _ in grants:
+                asker.fail(error)
+            return
+        for asker, entries in grants:
+            office.note_holding(asker.node.peer)
+            asker.give(tuple(self._order(entry, duration) for entry in entries))
 
     def _order(self, entry: LeaseEntry, duration: float) -> Lease:
         prompts, span = self._office.prompts, entry.span

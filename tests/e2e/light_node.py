@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import trio
 
 from echo2.node.limits import Backoff
+from echo2.node.membership import REJOIN_SECONDS_MAX
 from echo2.p2p import messages as wire
 from echo2.p2p.channel import request
 from echo2.p2p.errors import ProtocolError, Refused, Unreachable
@@ -93,7 +94,9 @@ class LightNode:
         self._notice = None
         self._installed = trio.Event()
         self._session, self._sequence = rng.randbytes(16), 0
-        self._backoff = Backoff(rng)
+        self._backoffs = {
+            name: Backoff(rng, most=REJOIN_SECONDS_MAX) for name in ("hello", "heartbeat", "leases", "rollouts")
+        }
         self._leases = self._spooled = 0
 
     async def ask(self, protocol, message, reply, wait=0.0):
@@ -116,14 +119,14 @@ class LightNode:
                 await self._trouble("hello", error)
                 continue
             self.heartbeat_seconds = welcome.heartbeat_seconds
-            self._backoff.reset()
+            self._backoffs["hello"].reset()
             self.joined.set()
             return
 
     async def _trouble(self, what, error):
         code = error.code if isinstance(error, Refused) else type(error).__name__
         self.record.troubles[f"{what}: {code}"] += 1
-        await trio.sleep(self._backoff.next(getattr(error, "retry_seconds", None)))
+        await trio.sleep(self._backoffs[what].next(getattr(error, "retry_seconds", None)))
 
     async def _beat(self):
         while True:
@@ -134,7 +137,7 @@ class LightNode:
                 await self._trouble("heartbeat", error)
                 await self._hello()
                 continue
-            self._backoff.reset()
+            self._backoffs["heartbeat"].reset()
             self.record.answered.append(self.clock())
             self._notice = notice
             if notice.manifest_hash is not None:
@@ -196,6 +199,7 @@ class LightNode:
         except TROUBLE as error:
             await self._trouble("leases", error)
             return ()
+        self._backoffs["leases"].reset()
         if not reply.leases:
             await trio.sleep(min(reply.retry_seconds, 1.0))
         self._leases = len(reply.leases)
@@ -213,6 +217,7 @@ class LightNode:
                 break
             except TROUBLE as error:
                 await self._trouble("rollouts", error)
+        self._backoffs["rollouts"].reset()
         now = self.clock()
         self.record.submit_seconds.append(now - began)
         self.record.acknowledged_at.append((now, self._spooled))
