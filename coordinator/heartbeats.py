@@ -103,8 +103,8 @@ class HeartbeatDesk:
             if node.session is not None:
                 node.ended_sessions.append(node.session)
                 self._release(node, "it was started anew")
+                self._office.news.ring()  # the one before it may hold a heartbeat: it is to learn that it is not alone
             node.session, node.told, node.idle_since = body.session, None, None
-            self._office.news.ring()  # the process before it may hold a heartbeat: it is to learn that it is not alone
         elif body.sequence <= node.sequence:
             # Signed by its sender all the same, and without effect. An honest node gives a held heartbeat up for its
             # next one, on another stream: which of the two is read first is the network's choice.
