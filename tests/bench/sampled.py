@@ -37,8 +37,10 @@ def sample(_number: int, frame: FrameType | None) -> None:
     own[names[0]] += 1
     within.update(set(names))
     if time.monotonic() - written_at > WRITE_SECONDS:
-        written_at = time.monotonic()
+        signal.setitimer(signal.ITIMER_PROF, 0)  # or the next sample would come in the midst of writing
         write()
+        written_at = time.monotonic()
+        signal.setitimer(signal.ITIMER_PROF, SECONDS_EACH, SECONDS_EACH)
 
 
 def write() -> None:
