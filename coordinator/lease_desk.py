@@ -121,8 +121,11 @@ class LeaseDesk:
             office.work.ring()
         office.record_ended()
 
-    def _deal(self, askers: Sequence[Asker]) -> None:
-        """Give those who wait what there is, in the order they came: one commit for all of it."""
+    def _deal(self, askers: Sequence[Asker]) -> bool:
+        """Give those who wait what there is, in the order they came: one commit for all of it.
+
+        Whether it stopped before all of them were looked at.
+        """
         office = self._office
         now = office.clock()
         self.expire()
@@ -130,7 +133,6 @@ class LeaseDesk:
         grants: list[tuple[Asker, list[LeaseEntry]]] = []
         for asker in askers:
             if len(grants) >= GRANTS_MAX:
-                office.work.ring()
                 break
             try:
                 entries = self._decide(asker, look)
@@ -144,6 +146,7 @@ class LeaseDesk:
                     grants.append((asker, entries))
         if grants:
             self._record(grants)
+        return len(grants) >= GRANTS_MAX
 
     def _decide(self, asker: Asker, look: _Look) -> list[LeaseEntry]:
         """Leases for this node now; or none, and the asker knows why, and when to look again at the latest."""

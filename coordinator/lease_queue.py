@@ -83,13 +83,13 @@ class Asker:
 
 
 class LeaseQueue:
-    """`deal` decides for those it is handed, in that order; it raises nothing."""
+    """`deal` decides for those it is handed, in that order, says whether some are left over, and raises nothing."""
 
     def __init__(
         self,
         work: Bell,
         clock: Callable[[], float],
-        deal: Callable[[Sequence[Asker]], None],
+        deal: Callable[[Sequence[Asker]], bool],
         next_expiry: Callable[[], float | None],
     ) -> None:
         self._work = work
@@ -98,6 +98,7 @@ class LeaseQueue:
         self._next_expiry = next_expiry
         self._rhythm = Rhythm(clock)
         self._askers: dict[Asker, None] = {}
+        self._left_over = False
 
     def join(self, asker: Asker) -> None:
         """One more waits. It is looked at now, or with others in the next deal."""
@@ -118,7 +119,11 @@ class LeaseQueue:
     async def run(self) -> None:
         """A deal after each ring and whenever leases expire, with pauses between. For ever."""
         while True:
-            await self._work.wait(min(self._next_at() - self._clock(), LOOK_SECONDS))
+            if self._left_over:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._work.wait(min(self._next_at() - self._clock(), LOOK_SECONDS))
+            self._left_over = False
             while pause := self._rhythm.pause:  # noqa: ASYNC110 - another deal may make it longer
                 await trio.sleep(pause)
             self.deal()
@@ -131,7 +136,7 @@ class LeaseQueue:
     def _look(self, askers: Sequence[Asker]) -> None:
         if askers:
             began = self._clock()
-            self._deal(askers)
+            self._left_over |= self._deal(askers)
             self._rhythm.made(began)
 
     def _next_at(self) -> float:

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 import trio
 
-from echo2.coordinator import schema
+from echo2.coordinator import lease_desk, schema
 from echo2.coordinator.ledger import LedgerUnavailable
 from echo2.coordinator.slots import ATTEMPTS_MAX
 from echo2.p2p.errors import Refused
@@ -73,6 +73,24 @@ def grants(service):
         table = schema.events
         query = sa.select(sa.func.count()).select_from(table).where(table.c.action == "leases granted")
         return connection.scalar(query)
+
+
+async def test_a_crowd_is_served_in_several_deals(autojump_clock, world, monkeypatch):
+    """More of them than one deal takes: nobody is forgotten until the next thing happens."""
+    monkeypatch.setattr(lease_desk, "GRANTS_MAX", 2)
+    async with world.serving() as service, AsyncExitStack() as stack:
+        _, pool = await begun(world, stack)
+        service.pause_run("r1", actor="operator", reason="test")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_and_check, pool)
+            await trio.sleep(5.0)
+            before = trio.current_time()
+            service.resume_run("r1", actor="operator", reason="test")
+        assert trio.current_time() - before < 1.0
+
+
+async def ask_and_check(pool):
+    assert all(reply.leases for reply in await ask_all(pool, 20.0))
 
 
 async def test_whoever_finds_nothing_is_told_why(autojump_clock, world):
