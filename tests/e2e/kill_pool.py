@@ -71,6 +71,27 @@ class KillPool:
         away = self.silent(since)
         raise AssertionError(f"{len(away)} nodes are not back after {seconds} s: {away[0].record.troubles}")
 
+    async def goes_on(self, seconds):
+        """Within so long another rollout is acknowledged."""
+        before = len(self.acknowledged)
+        with trio.move_on_after(seconds):
+            while len(self.acknowledged) == before:  # noqa: ASYNC110 - nodes only record
+                await trio.sleep(LOOK_SECONDS)
+            return
+        run = (await trio.to_thread.run_sync(self.coordinator.get, "/v1/runs"))[0]
+        pool = await trio.to_thread.run_sync(self.coordinator.get, "/v1/pool")
+        nodes = sum((node.record.troubles for node in self.nodes), Counter())
+        said = {"waiting": run["waiting"], "rollouts": run["rollouts"], "trouble": pool["trouble"]}
+        said |= {"reserved": run["reserved"], "outstanding": run["outstanding"], "version": run["version"]}
+        learner = self.learner
+        said |= {
+            "learner": learner.troubles,
+            "at": learner.version,
+            "has": len(learner.buffered),
+            "after": learner.after,
+        }
+        raise AssertionError(f"nothing is acknowledged for {seconds} s: {said}; {nodes}; {self.pace.seconds}")
+
     def silent(self, since):
         """Nodes without an answer to a heartbeat since then."""
         return [node for node in self.nodes if not node.record.answered or node.record.answered[-1] < since]
