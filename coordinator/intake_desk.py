@@ -11,6 +11,7 @@ from echo2.p2p.log_lines import short, tell
 from echo2.p2p.messages import ReceiptBatch, ReceiptsReply, SliceAck, SubmitReply
 
 from . import records
+from .gathering import Gathering
 from .intake import ITEM_BYTES, Rejection, SliceRules, check_owner, check_slice
 from .leases import LeaseEntry, LeaseState
 from .node_states import DELIVERING
@@ -21,12 +22,16 @@ from .run_book import ENDED
 from .slots import Span
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from echo2.p2p.messages import Receipt, ReceiptsRequest, RolloutRecord, Slice, SubmitRequest
 
     from .leases import Kind, Outcome
     from .office import Office
     from .pool import NodeEntry
     from .run_book import Changes
+
+    _Asked = tuple[NodeEntry, SubmitRequest]
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +51,7 @@ SUSPENDED_RETRY_SECONDS = 60.0
 class _Delivery:
     """What one slice of a request does to its lease, once it is durable."""
 
+    node: NodeEntry
     lease: LeaseEntry
     accepted: list[int]
     rejection: Rejection | None
@@ -57,37 +63,55 @@ class IntakeDesk:
 
     def __init__(self, office: Office) -> None:
         self._office = office
+        self._gathering: Gathering[_Asked, SubmitReply] = Gathering(self._submit, office.clock)
 
     async def submit(self, peer: str, request: SubmitRequest) -> SubmitReply:
         """One acknowledgement a slice. Raises Refused, and then nothing of the request was kept."""
         office = self._office
         node = office.known_node(peer, request.run)
         await office.open_prompts(self._leased(request))
+        refused = self._refusal(node)
+        if refused is not None:
+            raise refused
+        return await self._gathering.ask((node, request))
+
+    def _refusal(self, node: NodeEntry) -> Refused | None:
+        """Why nothing is taken from a node in its state."""
         if node.state == "suspended":
-            raise Refused("suspended", f"suspended: {node.state_reason}"[:512], SUSPENDED_RETRY_SECONDS)
-        if node.state not in DELIVERING:
-            raise waits_for_the_operator()
+            return Refused("suspended", f"suspended: {node.state_reason}"[:512], SUSPENDED_RETRY_SECONDS)
+        if node.state == "banned":
+            return self._office.banned(node)
+        return None if node.state in DELIVERING else waits_for_the_operator()
+
+    def _submit(self, asked: Sequence[_Asked]) -> list[SubmitReply | Exception]:
+        """What several nodes have handed in, as one change of the run. Raises Refused: then nothing was kept."""
+        office = self._office
         changes = office.changes()
         deliveries: dict[bytes, _Delivery] = {}
         taken: set[tuple[str, int, int]] = set()
-        acks: dict[int, SliceAck] = {}
-        for number, received in enumerate(request.slices):
-            if received.lease_id not in deliveries:
-                ack = self._receive(node, received, changes, deliveries, taken)
-                if ack is not None:
-                    acks[number] = ack
+        told: list[list[SliceAck | None] | Refused] = []
+        for node, request in asked:
+            refused = self._refusal(node)  # its state may have changed since it asked
+            if refused is not None:
+                told.append(refused)
+            else:
+                told.append([self._receive(node, part, changes, deliveries, taken) for part in request.slices])
         if changes:
+            peers = {node.peer for node, _ in asked}
+            actor = peers.pop() if len(peers) == 1 else "nodes"
             with office.ledger.transaction() as connection:
-                changes.write(connection, wall=office.wall(), actor=peer, action="rollouts arrived")
+                changes.write(connection, wall=office.wall(), actor=actor, action="rollouts arrived")
             changes.apply()
-            self._apply(node, deliveries)
+            self._apply(deliveries)
         summary = _summaries(changes)
-        return SubmitReply(
-            acks=tuple(
-                acks[number] if number in acks else summary[received.lease_id]
-                for number, received in enumerate(request.slices)
+        return [
+            acks
+            if isinstance(acks, Refused)
+            else SubmitReply(
+                acks=tuple(ack or summary[part.lease_id] for ack, part in zip(acks, request.slices, strict=True))
             )
-        )
+            for acks, (_, request) in zip(told, asked, strict=True)
+        ]
 
     def _leased(self, request: SubmitRequest) -> list[tuple[Kind, int]]:
         """Whose prompts the checks need. A lease that memory let go of is not checked: it comes late."""
@@ -131,6 +155,8 @@ class IntakeDesk:
             return SliceAck(lease_id=received.lease_id, state="rejected", reason=str(rejection)[:512])
         if lease.state is LeaseState.RETURNED:
             return self._again(received.lease_id)
+        if received.lease_id in deliveries:  # twice in one request, or sent again before the first was answered
+            return None
         outcomes = self._judge(lease, taken)
         accepted = [sample for sample, outcome in outcomes.items() if outcome == "accept"]
         in_time, unaffordable = self._office.payroll.in_time(lease.lease_id), ""
@@ -143,7 +169,7 @@ class IntakeDesk:
         elif in_time:
             in_time = self._is_whole(received, lease)
         tokens = sum(len(rollout.tokens) // ITEM_BYTES for rollout in received.rollouts)
-        deliveries[received.lease_id] = _Delivery(lease, [] if rejection else accepted, rejection, tokens)
+        deliveries[received.lease_id] = _Delivery(node, lease, [] if rejection else accepted, rejection, tokens)
         contents = {rollout.sample: rollout for rollout in received.rollouts} if not rejection else {}
         for sample, outcome in outcomes.items():
             late = unaffordable or (self._late(lease) if outcome == "late" else "")
@@ -230,12 +256,13 @@ class IntakeDesk:
             return f"late: version {lease.version} when the learner was at {run.leases.learner_version}"
         return "late: nothing more of its group is wanted"
 
-    def _apply(self, node: NodeEntry, deliveries: dict[bytes, _Delivery]) -> None:
+    def _apply(self, deliveries: dict[bytes, _Delivery]) -> None:
         """The slices are durable: slots, rates and bells follow."""
         office, now = self._office, self._office.clock()
         book = office.run.leases
-        returned: list[str] = []
+        returned: dict[str, list[str]] = {}
         for delivery in deliveries.values():
+            node = delivery.node
             self._prove(node, delivery, now)
             short_id = short(delivery.lease.lease_id)
             if delivery.rejection is not None:
@@ -250,12 +277,14 @@ class IntakeDesk:
                 node.slice_accepted()
                 node.meter.accept(len(delivery.accepted), now)
             book.deliver(delivery.lease, delivery.accepted)
-            returned.append(short_id)
-        if returned:
-            office.measures.leases_ended["returned"] += len(returned)
-            told = f"{len(returned)} leases of {node.name} came back"
-            tell(log, logging.INFO, "leases_returned", "%s", told, peer=node.peer, leases=returned)
-        office.note_holding(node.peer)
+            returned.setdefault(node.peer, []).append(short_id)
+        for node in {delivery.node.peer: delivery.node for delivery in deliveries.values()}.values():
+            leases = returned.get(node.peer, [])
+            if leases:
+                office.measures.leases_ended["returned"] += len(leases)
+                told = f"{len(leases)} leases of {node.name} came back"
+                tell(log, logging.INFO, "leases_returned", "%s", told, peer=node.peer, leases=leases)
+            office.note_holding(node.peer)
         office.arrivals.ring()
         office.work.ring()
 
