@@ -149,6 +149,8 @@ class LeaseDesk:
                 break
             try:
                 entries = self._decide(asker, look)
+                if not entries and self._is_behind(asker):
+                    asker.turn_away(now)
             except Unopened as error:
                 asker.ask_for(error)
             except Exception as error:  # noqa: BLE001 - raised again at the asker: the others get theirs
@@ -192,6 +194,13 @@ class LeaseDesk:
             look.dry[version] = proposal.reason  # for this one as for any other
         asker.reason = reason or look.dry[version]
         return []
+
+    def _is_behind(self, asker: Asker) -> bool:
+        """Whether there is a newer snapshot than it asked with: under that there may be something, and a node that
+        waits here for half a minute would not load it before."""
+        run = self._office.run
+        published = run.manifests.get(asker.request.manifest_hash)
+        return published is not None and run.version is not None and published.manifest.version < run.version
 
     def _held_back(
         self, node: NodeEntry, manifest_hash: bytes, published: Published | None, now: float

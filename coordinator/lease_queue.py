@@ -55,6 +55,11 @@ class Asker:
         self.leases = leases
         self._woken.set()
 
+    def turn_away(self, now: float) -> None:
+        """It waits no longer for what it asked for."""
+        self.deadline = min(self.deadline, now)
+        self._woken.set()
+
     def fail(self, error: Exception) -> None:
         """It gets this in their place."""
         self._error = error

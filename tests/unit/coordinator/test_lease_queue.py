@@ -127,3 +127,24 @@ async def test_a_ledger_that_fails_takes_back_what_was_dealt(autojump_clock, wor
         (lease,) = (await pool[0].lease(2)).leases
         assert (lease.ordinal, lease.sample_first) == next_slot
         assert book.train.open == 0
+
+
+async def test_nobody_waits_for_work_under_a_snapshot_that_another_has_followed(autojump_clock, world):
+    """Paced under version 0: answered when version 2 is published, long before the end of the wait."""
+    async with world.serving() as service, AsyncExitStack() as stack:
+        learner, pool = await begun(world, stack, nodes=1)
+        (node,) = pool
+        replies = []
+
+        async def ask():
+            while not replies or replies[-1].leases:
+                replies.append(await node.lease(2, 20.0))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.sleep(5.0)
+            before = trio.current_time()
+            await learner.publish(version=2)
+        assert trio.current_time() - before < 1.0
+        assert replies[-1].reason
+        assert service.run_view("r1").version == 2
