@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from echo2.p2p.errors import Refused
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from .pool import NodeEntry
     from .run_book import Changes
 
-    _Asked = tuple[NodeEntry, SubmitRequest]
-
 log = logging.getLogger(__name__)
 
 RECEIPTS_MAX = 512
@@ -47,11 +46,20 @@ RECEIPTS_BYTES_MAX = 960 * 1024
 SUSPENDED_RETRY_SECONDS = 60.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """One request. What is logged of it is logged in `context`: others are carried out in the same task."""
+
+    node: NodeEntry
+    request: SubmitRequest
+    context: Context = field(default_factory=copy_context)
+
+
 @dataclass(slots=True)
 class _Delivery:
     """What one slice of a request does to its lease, once it is durable."""
 
-    node: NodeEntry
+    asked: _Asked
     lease: LeaseEntry
     accepted: list[int]
     rejection: Rejection | None
@@ -73,7 +81,7 @@ class IntakeDesk:
         refused = self._refusal(node)
         if refused is not None:
             raise refused
-        return await self._gathering.ask((node, request))
+        return await self._gathering.ask(_Asked(node, request))
 
     def _refusal(self, node: NodeEntry) -> Refused | None:
         """Why nothing is taken from a node in its state."""
@@ -90,14 +98,14 @@ class IntakeDesk:
         deliveries: dict[bytes, _Delivery] = {}
         taken: set[tuple[str, int, int]] = set()
         told: list[list[SliceAck | None] | Refused] = []
-        for node, request in asked:
-            refused = self._refusal(node)  # its state may have changed since it asked
+        for each in asked:
+            refused = self._refusal(each.node)  # its state may have changed since it asked
             if refused is not None:
                 told.append(refused)
             else:
-                told.append([self._receive(node, part, changes, deliveries, taken) for part in request.slices])
+                told.append(each.context.run(self._receive_all, each, changes, deliveries, taken))
         if changes:
-            peers = {node.peer for node, _ in asked}
+            peers = {each.node.peer for each in asked}
             actor = peers.pop() if len(peers) == 1 else "nodes"
             with office.ledger.transaction() as connection:
                 changes.write(connection, wall=office.wall(), actor=actor, action="rollouts arrived")
@@ -108,9 +116,9 @@ class IntakeDesk:
             acks
             if isinstance(acks, Refused)
             else SubmitReply(
-                acks=tuple(ack or summary[part.lease_id] for ack, part in zip(acks, request.slices, strict=True))
+                acks=tuple(ack or summary[part.lease_id] for ack, part in zip(acks, each.request.slices, strict=True))
             )
-            for acks, (_, request) in zip(told, asked, strict=True)
+            for acks, each in zip(told, asked, strict=True)
         ]
 
     def _leased(self, request: SubmitRequest) -> list[tuple[Kind, int]]:
@@ -135,16 +143,25 @@ class IntakeDesk:
         batch = ReceiptBatch(run=request.run, peer=peer, receipts=tuple(page))
         return ReceiptsReply(batch=office.identity.sign("receipts", batch), more=len(found) > len(page))
 
+    def _receive_all(
+        self,
+        asked: _Asked,
+        changes: Changes,
+        deliveries: dict[bytes, _Delivery],
+        taken: set[tuple[str, int, int]],
+    ) -> list[SliceAck | None]:
+        return [self._receive(asked, part, changes, deliveries, taken) for part in asked.request.slices]
+
     def _receive(
         self,
-        node: NodeEntry,
+        asked: _Asked,
         received: Slice,
         changes: Changes,
         deliveries: dict[bytes, _Delivery],
         taken: set[tuple[str, int, int]],
     ) -> SliceAck | None:
         """Decide about one slice. An acknowledgement at once when nothing is recorded for it; else None."""
-        run = self._office.run
+        run, node = self._office.run, asked.node
         lease = run.leases.leases.get(received.lease_id) or self._forgotten(received.lease_id)
         rejection = check_owner(lease.peer if lease is not None else None, node.peer)
         if lease is None or rejection is not None:
@@ -169,7 +186,7 @@ class IntakeDesk:
         elif in_time:
             in_time = self._is_whole(received, lease)
         tokens = sum(len(rollout.tokens) // ITEM_BYTES for rollout in received.rollouts)
-        deliveries[received.lease_id] = _Delivery(node, lease, [] if rejection else accepted, rejection, tokens)
+        deliveries[received.lease_id] = _Delivery(asked, lease, [] if rejection else accepted, rejection, tokens)
         contents = {rollout.sample: rollout for rollout in received.rollouts} if not rejection else {}
         for sample, outcome in outcomes.items():
             late = unaffordable or (self._late(lease) if outcome == "late" else "")
@@ -260,16 +277,18 @@ class IntakeDesk:
         """The slices are durable: slots, rates and bells follow."""
         office, now = self._office, self._office.clock()
         book = office.run.leases
-        returned: dict[str, list[str]] = {}
+        returned: dict[_Asked, list[str]] = {}
         for delivery in deliveries.values():
-            node = delivery.node
+            node = delivery.asked.node
             self._prove(node, delivery, now)
             short_id = short(delivery.lease.lease_id)
             if delivery.rejection is not None:
                 book.reject(delivery.lease)
                 office.measures.leases_ended["rejected"] += 1
                 told = f"a lease of {node.name} was rejected: {delivery.rejection}"
-                tell(log, logging.INFO, "leases_rejected", "%s", told, peer=node.peer, leases=[short_id])
+                delivery.asked.context.run(
+                    tell, log, logging.INFO, "leases_rejected", "%s", told, peer=node.peer, leases=[short_id]
+                )
                 node.last_reason = str(delivery.rejection)
                 node.slice_rejected(now)
                 continue
@@ -277,14 +296,15 @@ class IntakeDesk:
                 node.slice_accepted()
                 node.meter.accept(len(delivery.accepted), now)
             book.deliver(delivery.lease, delivery.accepted)
-            returned.setdefault(node.peer, []).append(short_id)
-        for node in {delivery.node.peer: delivery.node for delivery in deliveries.values()}.values():
-            leases = returned.get(node.peer, [])
-            if leases:
-                office.measures.leases_ended["returned"] += len(leases)
-                told = f"{len(leases)} leases of {node.name} came back"
-                tell(log, logging.INFO, "leases_returned", "%s", told, peer=node.peer, leases=leases)
-            office.note_holding(node.peer)
+            returned.setdefault(delivery.asked, []).append(short_id)
+        for asked, leases in returned.items():
+            office.measures.leases_ended["returned"] += len(leases)
+            told = f"{len(leases)} leases of {asked.node.name} came back"
+            asked.context.run(
+                tell, log, logging.INFO, "leases_returned", "%s", told, peer=asked.node.peer, leases=leases
+            )
+        for peer in {delivery.asked.node.peer for delivery in deliveries.values()}:
+            office.note_holding(peer)
         office.arrivals.ring()
         office.work.ring()
 

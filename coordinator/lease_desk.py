@@ -333,7 +333,7 @@ class LeaseDesk:
                 asker.fail(error)
             return
         for asker, entries in grants:
-            self._note(asker.node, entries, now)
+            asker.context.run(self._note, asker.node, entries, now)
             asker.give(tuple(self._order(entry, duration) for entry in entries))
 
     def _note(self, node: NodeEntry, entries: Sequence[LeaseEntry], now: float) -> None:

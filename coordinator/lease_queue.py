@@ -7,6 +7,7 @@ looks for all of them (`run`). Whoever comes is looked at at once, unless the la
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 import trio
@@ -32,7 +33,8 @@ SPIN_SECONDS = 0.01
 
 
 class Asker:
-    """One request. `reason` is None until it was looked at, then why it has no leases."""
+    """One request. `reason` is None until it was looked at, then why it has no leases. What is logged of it in another
+    task's deal is logged in `context`, or the line would name no request, or another one."""
 
     def __init__(self, node: NodeEntry, request: LeaseRequest, deadline: float) -> None:
         self.node = node
@@ -41,6 +43,7 @@ class Asker:
         self.leases: tuple[Lease, ...] = ()
         self.reason: str | None = None
         self.retry_at = float("inf")
+        self.context = copy_context()
         self.unopened: Unopened | None = None
         self._error: Exception | None = None
         self._woken = trio.Event()
