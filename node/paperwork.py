@@ -14,6 +14,7 @@ import trio
 from echo2.p2p.channel import request
 from echo2.p2p.errors import ProtocolError, Refused, SchemaViolation, Unreachable
 from echo2.p2p.identity import open_signed
+from echo2.p2p.join import ANY_RUN
 from echo2.p2p.messages import AppealReply, AppealRequest, StatementReply, StatementRequest
 from echo2.p2p.postings import Statement, check_statement
 
@@ -97,10 +98,14 @@ class Paperwork:
         except (Unreachable, Refused) as error:
             log.info("no statement was fetched: %s", error)
 
+    async def _run(self) -> str:
+        """The run that the node is in: its join string may leave that to the coordinator."""
+        return (await self._situation.joined()).descriptor.run
+
     async def _page(self) -> bool:
         """One page; whether there are more behind it."""
         after = self._papers.last_posting(self._join.peer)
-        ask = StatementRequest(run=self._join.run, after=after)
+        ask = StatementRequest(run=await self._run(), after=after)
         reply = await request(self._transport, self._join.coordinator, "statement", ask, StatementReply)
         statement = open_signed(reply.statement, self._join.peer, "statement", Statement)
         if (statement.peer, statement.after) != (self._transport.peer_id, after):
@@ -112,7 +117,8 @@ class Paperwork:
         return reply.more and bool(statement.postings)
 
     async def _send(self, appeal: Appeal) -> None:
-        message = AppealRequest(run=appeal.run, appeal_id=appeal.appeal_id, subject=appeal.subject, text=appeal.text)
+        run = await self._run() if appeal.run == ANY_RUN else appeal.run
+        message = AppealRequest(run=run, appeal_id=appeal.appeal_id, subject=appeal.subject, text=appeal.text)
         try:
             reply = await request(self._transport, self._join.coordinator, "appeal", message, AppealReply)
             if reply.appeal_id != appeal.appeal_id:

@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (  # noqa: E402
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 
-KNOWN = {"peer": PEER, "run": "sums", "token": "00112233aabb", "name": "a-viewer"}
+KNOWN = {"peer": PEER, "run": "sums", "token": "00112233aabb", "name": "a-viewer", "id": 1}
 
 EXAMPLES = 8
 """Of each route and way of making them: half a minute in all."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 import httpx
 import pytest
+from rest_stage import Stage
 
 from echo2.coordinator.api import make_api
+from echo2.coordinator.rest_gate import Door
 from echo2.coordinator.views import EvaluationView, NodeView, RolloutCounts, RunView
 from echo2.coordinator.web_pages import ADDRESS_BURST, ADDRESSES_MAX, FOLDER, PUBLIC_BURST, PUBLIC_SECONDS, WebPages
 from echo2.p2p.identity import Identity
@@ -223,14 +224,13 @@ async def test_no_more_addresses_are_remembered_than_are_kept():
     assert len(app._addresses) == ADDRESSES_MAX
 
 
-async def test_off_loopback_the_pages_are_open_and_the_data_are_not():
+async def test_off_loopback_the_pages_are_open_and_the_data_are_not(tmp_path):
     """Whoever signs in needs the page to do so; it holds nothing of the pool."""
-    app = make_api(
-        FakeDesk(), join=str, token_sha256=hashlib.sha256(TOKEN.encode()).digest(), loopback=False, version="0.1.0",
-        public_page=True,
-    )  # fmt: skip
+    stage = Stage(tmp_path, door=Door(open_reads=False))
+    app = make_api(stage.rooms, door=Door(open_reads=False), version="0.1.0", public_page=True)
     async with client_of(app, STRANGER) as client:
         for path in (*PAGES, "/public/sums", "/v1/public/runs/sums", "/web/rest.js"):
             assert (await client.get(path)).status_code == 200
         for path in ("/v1/pool", "/v1/nodes", "/v1/broadcast", "/v1/events", "/v1/runs/sums"):
             assert (await client.get(path)).status_code == 401
+    stage.close()

@@ -13,6 +13,7 @@ from unit.p2p.relay_places import ALICE, BOB, BOUND_SECONDS, CAROL, RELAY, echo,
 
 from echo2.coordinator.broadcasts import BroadcastDesk
 from echo2.coordinator.lateness import Lateness
+from echo2.coordinator.relay_credit import RelayBook
 from echo2.p2p import reachability
 from echo2.p2p.chunks import ContentHashes
 from echo2.p2p.errors import Refused, Unreachable
@@ -259,7 +260,10 @@ def test_a_peer_reached_through_a_relay_only_is_a_leaf_of_the_plan():
 def test_the_coordinator_plans_a_node_that_announces_nothing_as_a_leaf():
     """The signed plan has it receive from those that can be dialled, and nobody ask it."""
     coordinator, direct = Identity(b"c" * 32), ("/ip4/192.0.2.1/tcp/4001",)
-    nodes = [SimpleNamespace(peer=ALICE.peer_id, addresses=direct), SimpleNamespace(peer=BOB.peer_id, addresses=())]
+    nodes = [
+        SimpleNamespace(peer=ALICE.peer_id, addresses=direct, state="active"),
+        SimpleNamespace(peer=BOB.peer_id, addresses=(), state="active"),
+    ]
     office = SimpleNamespace(
         pool=SimpleNamespace(live=lambda now: nodes),
         clock=lambda: 0.0,
@@ -268,6 +272,7 @@ def test_the_coordinator_plans_a_node_that_announces_nothing_as_a_leaf():
         run=SimpleNamespace(learner_addresses=direct, current=None),
         identity=coordinator,
         lateness=Lateness(),
+        relays=RelayBook(),
     )
     published = SimpleNamespace(plan=None, manifest=manifest_of_chunks(48), manifest_hash=bytes(32))
     signed = BroadcastDesk(office).plan(published)

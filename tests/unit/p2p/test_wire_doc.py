@@ -14,6 +14,7 @@ from echo2.p2p.codec import END, LENGTH, decode_frame
 from echo2.p2p.guards import TransportLimits
 from echo2.p2p.identity import Label
 from echo2.p2p.messages import Ack, ManifestRequest, Message, Record
+from echo2.p2p.postings import Posting, Statement
 from echo2.p2p.reachability import REACHABILITY_PROTOCOL
 from echo2.p2p.relay import Bounds
 from echo2.p2p.relay_wire import HOP_PROTOCOL, PUNCH_PROTOCOL, STOP_PROTOCOL
@@ -39,6 +40,7 @@ def size(text: str) -> int:
 
 def records() -> dict[str, type[Record]]:
     kinds = {name: kind for name, kind in vars(messages).items() if isinstance(kind, type) and issubclass(kind, Record)}
+    kinds |= {"Posting": Posting, "Statement": Statement}
     return {name: kind for name, kind in kinds.items() if kind not in (Record, Message)}
 
 
