@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from echo2.p2p.errors import Refused
@@ -11,6 +12,7 @@ from echo2.p2p.log_lines import short, tell
 from echo2.p2p.messages import ReceiptBatch, ReceiptsReply, SliceAck, SubmitReply
 
 from . import records
+from .gathering import Gathering
 from .intake import ITEM_BYTES, Rejection, SliceRules, check_owner, check_slice
 from .leases import LeaseEntry, LeaseState
 from .node_states import DELIVERING
@@ -21,6 +23,8 @@ from .run_book import ENDED
 from .slots import Span
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from echo2.p2p.messages import Receipt, ReceiptsRequest, RolloutRecord, Slice, SubmitRequest
 
     from .leases import Kind, Outcome
@@ -42,10 +46,20 @@ RECEIPTS_BYTES_MAX = 960 * 1024
 SUSPENDED_RETRY_SECONDS = 60.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """One request. What is logged of it is logged in `context`: others are carried out in the same task."""
+
+    node: NodeEntry
+    request: SubmitRequest
+    context: Context = field(default_factory=copy_context)
+
+
 @dataclass(slots=True)
 class _Delivery:
     """What one slice of a request does to its lease, once it is durable."""
 
+    asked: _Asked
     lease: LeaseEntry
     accepted: list[int]
     rejection: Rejection | None
@@ -57,37 +71,55 @@ class IntakeDesk:
 
     def __init__(self, office: Office) -> None:
         self._office = office
+        self._gathering: Gathering[_Asked, SubmitReply] = Gathering(self._submit, office.clock)
 
     async def submit(self, peer: str, request: SubmitRequest) -> SubmitReply:
         """One acknowledgement a slice. Raises Refused, and then nothing of the request was kept."""
         office = self._office
         node = office.known_node(peer, request.run)
         await office.open_prompts(self._leased(request))
+        refused = self._refusal(node)
+        if refused is not None:
+            raise refused
+        return await self._gathering.ask(_Asked(node, request))
+
+    def _refusal(self, node: NodeEntry) -> Refused | None:
+        """Why nothing is taken from a node in its state."""
         if node.state == "suspended":
-            raise Refused("suspended", f"suspended: {node.state_reason}"[:512], SUSPENDED_RETRY_SECONDS)
-        if node.state not in DELIVERING:
-            raise waits_for_the_operator()
+            return Refused("suspended", f"suspended: {node.state_reason}"[:512], SUSPENDED_RETRY_SECONDS)
+        if node.state == "banned":
+            return self._office.banned(node)
+        return None if node.state in DELIVERING else waits_for_the_operator()
+
+    def _submit(self, asked: Sequence[_Asked]) -> list[SubmitReply | Exception]:
+        """What several nodes have handed in, as one change of the run. Raises Refused: then nothing was kept."""
+        office = self._office
         changes = office.changes()
         deliveries: dict[bytes, _Delivery] = {}
         taken: set[tuple[str, int, int]] = set()
-        acks: dict[int, SliceAck] = {}
-        for number, received in enumerate(request.slices):
-            if received.lease_id not in deliveries:
-                ack = self._receive(node, received, changes, deliveries, taken)
-                if ack is not None:
-                    acks[number] = ack
+        told: list[list[SliceAck | None] | Refused] = []
+        for each in asked:
+            refused = self._refusal(each.node)  # its state may have changed since it asked
+            if refused is not None:
+                told.append(refused)
+            else:
+                told.append(each.context.run(self._receive_all, each, changes, deliveries, taken))
         if changes:
+            peers = {each.node.peer for each in asked}
+            actor = peers.pop() if len(peers) == 1 else "nodes"
             with office.ledger.transaction() as connection:
-                changes.write(connection, wall=office.wall(), actor=peer, action="rollouts arrived")
+                changes.write(connection, wall=office.wall(), actor=actor, action="rollouts arrived")
             changes.apply()
-            self._apply(node, deliveries)
+            self._apply(deliveries)
         summary = _summaries(changes)
-        return SubmitReply(
-            acks=tuple(
-                acks[number] if number in acks else summary[received.lease_id]
-                for number, received in enumerate(request.slices)
+        return [
+            acks
+            if isinstance(acks, Refused)
+            else SubmitReply(
+                acks=tuple(ack or summary[part.lease_id] for ack, part in zip(acks, each.request.slices, strict=True))
             )
-        )
+            for acks, each in zip(told, asked, strict=True)
+        ]
 
     def _leased(self, request: SubmitRequest) -> list[tuple[Kind, int]]:
         """Whose prompts the checks need. A lease that memory let go of is not checked: it comes late."""
@@ -111,16 +143,25 @@ class IntakeDesk:
         batch = ReceiptBatch(run=request.run, peer=peer, receipts=tuple(page))
         return ReceiptsReply(batch=office.identity.sign("receipts", batch), more=len(found) > len(page))
 
+    def _receive_all(
+        self,
+        asked: _Asked,
+        changes: Changes,
+        deliveries: dict[bytes, _Delivery],
+        taken: set[tuple[str, int, int]],
+    ) -> list[SliceAck | None]:
+        return [self._receive(asked, part, changes, deliveries, taken) for part in asked.request.slices]
+
     def _receive(
         self,
-        node: NodeEntry,
+        asked: _Asked,
         received: Slice,
         changes: Changes,
         deliveries: dict[bytes, _Delivery],
         taken: set[tuple[str, int, int]],
     ) -> SliceAck | None:
         """Decide about one slice. An acknowledgement at once when nothing is recorded for it; else None."""
-        run = self._office.run
+        run, node = self._office.run, asked.node
         lease = run.leases.leases.get(received.lease_id) or self._forgotten(received.lease_id)
         rejection = check_owner(lease.peer if lease is not None else None, node.peer)
         if lease is None or rejection is not None:
@@ -131,6 +172,8 @@ class IntakeDesk:
             return SliceAck(lease_id=received.lease_id, state="rejected", reason=str(rejection)[:512])
         if lease.state is LeaseState.RETURNED:
             return self._again(received.lease_id)
+        if received.lease_id in deliveries:  # twice in one request, or sent again before the first was answered
+            return None
         outcomes = self._judge(lease, taken)
         accepted = [sample for sample, outcome in outcomes.items() if outcome == "accept"]
         in_time, unaffordable = self._office.payroll.in_time(lease.lease_id), ""
@@ -143,7 +186,7 @@ class IntakeDesk:
         elif in_time:
             in_time = self._is_whole(received, lease)
         tokens = sum(len(rollout.tokens) // ITEM_BYTES for rollout in received.rollouts)
-        deliveries[received.lease_id] = _Delivery(lease, [] if rejection else accepted, rejection, tokens)
+        deliveries[received.lease_id] = _Delivery(asked, lease, [] if rejection else accepted, rejection, tokens)
         contents = {rollout.sample: rollout for rollout in received.rollouts} if not rejection else {}
         for sample, outcome in outcomes.items():
             late = unaffordable or (self._late(lease) if outcome == "late" else "")
@@ -230,19 +273,22 @@ class IntakeDesk:
             return f"late: version {lease.version} when the learner was at {run.leases.learner_version}"
         return "late: nothing more of its group is wanted"
 
-    def _apply(self, node: NodeEntry, deliveries: dict[bytes, _Delivery]) -> None:
+    def _apply(self, deliveries: dict[bytes, _Delivery]) -> None:
         """The slices are durable: slots, rates and bells follow."""
         office, now = self._office, self._office.clock()
         book = office.run.leases
-        returned: list[str] = []
+        returned: dict[_Asked, list[str]] = {}
         for delivery in deliveries.values():
+            node = delivery.asked.node
             self._prove(node, delivery, now)
             short_id = short(delivery.lease.lease_id)
             if delivery.rejection is not None:
                 book.reject(delivery.lease)
                 office.measures.leases_ended["rejected"] += 1
                 told = f"a lease of {node.name} was rejected: {delivery.rejection}"
-                tell(log, logging.INFO, "leases_rejected", "%s", told, peer=node.peer, leases=[short_id])
+                delivery.asked.context.run(
+                    tell, log, logging.INFO, "leases_rejected", "%s", told, peer=node.peer, leases=[short_id]
+                )
                 node.last_reason = str(delivery.rejection)
                 node.slice_rejected(now)
                 continue
@@ -250,12 +296,15 @@ class IntakeDesk:
                 node.slice_accepted()
                 node.meter.accept(len(delivery.accepted), now)
             book.deliver(delivery.lease, delivery.accepted)
-            returned.append(short_id)
-        if returned:
-            office.measures.leases_ended["returned"] += len(returned)
-            told = f"{len(returned)} leases of {node.name} came back"
-            tell(log, logging.INFO, "leases_returned", "%s", told, peer=node.peer, leases=returned)
-        office.note_holding(node.peer)
+            returned.setdefault(delivery.asked, []).append(short_id)
+        for asked, leases in returned.items():
+            office.measures.leases_ended["returned"] += len(leases)
+            told = f"{len(leases)} leases of {asked.node.name} came back"
+            asked.context.run(
+                tell, log, logging.INFO, "leases_returned", "%s", told, peer=asked.node.peer, leases=leases
+            )
+        for peer in {delivery.asked.node.peer for delivery in deliveries.values()}:
+            office.note_holding(peer)
         office.arrivals.ring()
         office.work.ring()
 

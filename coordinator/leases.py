@@ -242,6 +242,15 @@ class LeaseBook:
             self._remember(lease)
             self._charge(lease)
 
+    def take_back(self, leases: Iterable[LeaseEntry]) -> None:
+        """They were granted and could not be made durable: nobody was told, and their slots are open again."""
+        for lease in leases:
+            table = self._table(lease)
+            if table is not None:
+                table.take_back(lease.span, lease.lease_id)
+            self._leave(lease, LeaseState.EXPIRED)
+            self.leases.pop(lease.lease_id, None)
+
     def _charge(self, lease: LeaseEntry) -> None:
         """An interim evaluation earns by what training is granted, and pays for what it is; idle time is free."""
         interim = self.interim

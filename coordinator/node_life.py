@@ -231,8 +231,8 @@ class NodeLife:
                 log.info("%d leases of %s are anyone's again: it was started anew", len(released), node.name)
                 office.note_holding(node.peer)
                 office.work.ring()
+            office.news.ring()  # the process before it may hold a heartbeat: it is to learn that it is over
         sessions.adopt(node, session, home)
-        office.news.ring()  # the process before it may hold a heartbeat: it is to learn that it is over
 
     def rival_refused(self, node: NodeEntry) -> None:
         """A second process with the key of a live one was turned away: the live one's owner and the operator hear."""

@@ -114,13 +114,14 @@ class Payroll:
         number = self.by_peer.get(peer)
         return None if number is None else self.engaged[number]
 
-    def refusal(self, number: int | None, samples: int, seconds: float) -> str:
-        """Why so many samples are not leased to this account for so long; empty when they may be."""
+    def refusal(self, number: int | None, samples: int, seconds: float, promised: int = 0) -> str:
+        """Why so many samples are not leased to this account for so long; empty when they may be. `promised`:
+        micro-dollars that may become due beside what is on the accounts."""
         if number is None or self.budget.limit is None:
             return ""
         before = self.engaged[number].account
         after = pricing.lease(before, samples, round(seconds * 1000))
-        told = self.budget.refusal(self.known(), after.liability - before.liability)
+        told = self.budget.refusal(self.known(), promised + after.liability - before.liability)
         self.refused = (number, samples) if told else None
         return told
 
@@ -180,9 +181,19 @@ class Payroll:
     # what is durable
 
     def grant(self, leases: Iterable[LeaseEntry], seconds: float) -> None:
-        """These leases are on record."""
+        """These leases are given out."""
         for count, lease in enumerate(leases):  # they are held side by side
             self.reserve(lease.lease_id, lease.account, lease.span.count, lease.expires_at, 0.0 if count else seconds)
+
+    def take_back(self, leases: Iterable[LeaseEntry], seconds: float) -> None:
+        """They were given out by one `grant` and could not be made durable: nobody was told of them."""
+        for count, lease in enumerate(leases):
+            del self.out[lease.lease_id]
+            if lease.account is not None:
+                one = self.engaged[lease.account]
+                ahead = 0.0 if count else seconds
+                account = pricing.lease(one.account, -lease.span.count, -round(ahead * 1000))
+                self.engaged[lease.account] = replace(one, account=account)
 
     def reserve(self, lease_id: bytes, number: int | None, samples: int, until: float, seconds: float) -> None:
         """Set a lease's samples aside."""
@@ -235,7 +246,13 @@ class Settlement:
 
     def refusal(self, number: int, samples: int, seconds: float) -> str:
         """Why the budget has no room to set samples aside anew, with what this transaction does already."""
-        return self._payroll.refusal(number, samples + self._decided.get(number, [0])[0], seconds)
+        leased = {other: decided[0] for other, decided in self._decided.items() if decided[0]}
+        mine = leased.pop(number, 0)
+        known = {other: self._payroll.engaged[other].account for other in leased}
+        promised = sum(
+            pricing.lease(account, leased[other]).liability - account.liability for other, account in known.items()
+        )
+        return self._payroll.refusal(number, samples + mine, seconds, promised)
 
     def _decide(self, entry: RolloutEntry, state: str, *, suspended: bool, out: bool) -> None:
         paid = pricing.payable(state, in_time=entry.in_time, suspended=suspended)

@@ -11,6 +11,7 @@ from echo2.p2p.errors import Refused
 from echo2.tasks.scorer import ScoreItem, ScorerUnavailable
 
 from .replay import Judged, judge
+from .rhythm import Rhythm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,14 +42,19 @@ class ScoringTask:
 
     async def run(self) -> None:
         """Score for ever. Trouble is waited out with its reason on show; nothing is lost meanwhile."""
-        office = self._office
+        office, rhythm = self._office, Rhythm(self._office.clock)
         while True:
+            while pause := rhythm.pause:  # noqa: ASYNC110 - what arrives meanwhile shares the next commit
+                await trio.sleep(pause)
             batch = self._next_batch()
             if not batch:
                 await office.arrivals.wait(IDLE_SECONDS)
                 continue
             try:
-                self._record(batch, await self._judge(batch))
+                judged = await self._judge(batch)
+                began = office.clock()
+                self._record(batch, judged)
+                rhythm.made(began)
             except (ScorerUnavailable, Refused) as error:
                 office.scorer_trouble = str(error)
                 log.warning("rollouts wait for their reward: %s", error)

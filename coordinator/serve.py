@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -14,6 +15,7 @@ import trio
 
 from echo2.p2p.daemon import STATUS_FILE, write_status
 from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.guards import TransportLimits
 from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.join import JoinString
 from echo2.p2p.libp2p_transport import open_libp2p_transport
@@ -48,6 +50,9 @@ if TYPE_CHECKING:
     from .config import CoordinatorConfig
     from .ledger import Ledger
 
+LIMITS = TransportLimits(inbound_max=4096, handshakes_max=512)
+"""A pool of thousands, each with the connection from before a break beside its new one, which all come back at once."""
+
 STATUS_SECONDS = 1.0
 
 DATABASE_SECONDS = 1.0
@@ -71,7 +76,7 @@ async def serve(config: CoordinatorConfig) -> None:
     try:
         async with (
             open_libp2p_transport(
-                identity, config.listen, announce=config.announce, state_dir=config.state_dir
+                identity, config.listen, announce=config.announce, state_dir=config.state_dir, limits=LIMITS
             ) as transport,
             open_scorer(config.run.spec, item_seconds=config.score_seconds_max) as scorer,
         ):
@@ -131,6 +136,8 @@ async def serve(config: CoordinatorConfig) -> None:
                 )
                 run = service.run_view(config.run.name)
                 log.info("the run %s is %s; waiting for: %s", run.run, run.state, run.waiting or "nothing")
+                gc.collect()
+                gc.freeze()  # libraries and the ledger's contents stay: else each full collection looks at all of them
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(service.run)
                     nursery.start_soon(rooms.feed.run)

@@ -5,7 +5,7 @@
 | hello      | AdmissionDesk  | | receipts | IntakeDesk    | | scoring     | held rollout    |
 | heartbeat  | HeartbeatDesk  | | admitted | LearnerDesk   | | timers      | TICK_SECONDS    |
 | manifest   | BroadcastDesk  | | report   | LearnerDesk   | |             |                 |
-| leases     | LeaseDesk      | | publish  | LearnerDesk   | |             |                 |
+| leases     | LeaseDesk      | | publish  | LearnerDesk   | | leases      | news of work    |
 | tokenizer  | TokenizerDesk  | | statement| StatementDesk | |             |                 |
 | rollouts   | IntakeDesk     | | appeal   | AppealDesk    | |             |                 |
 
@@ -183,11 +183,13 @@ class CoordinatorService:
             self._open_desks()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._scoring.run)
+                nursery.start_soon(self._leases.run)
                 await self._tick_until_in_doubt()
                 nursery.cancel_scope.cancel()
-            before = self._office
+            before, leases = self._office, self._leases
             self._set_up(*await self._loaded_again())
             before.retire()
+            leases.retire()
             log.warning("the database is back: everything was read from it again, as after a restart")
 
     def _open_desks(self) -> None:

@@ -136,6 +136,12 @@ class SlotTable:
                 gave_up = slot.attempts >= ATTEMPTS_MAX
                 self._move(span.ordinal, slot, SlotState.ABANDONED if gave_up else SlotState.OPEN)
 
+    def take_back(self, span: Span, lease_id: bytes) -> None:
+        """The lease never went out: what it holds is open, and no attempt was made."""
+        for slot in self._slots(span):
+            if slot.state is SlotState.LEASED and slot.lease_id == lease_id:
+                self._move(span.ordinal, slot, SlotState.OPEN)
+
     def fill(self, ordinal: int, sample: int, lease_id: bytes) -> None:
         """A rollout for this slot is durable."""
         for slot in self._slots(Span(ordinal, sample, 1)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -60,6 +61,10 @@ coordinator holds none for longer than half of it."""
 
 GOODBYE_SECONDS = 3.0
 """For the last heartbeat of a process that was told to stop: whoever told it waits."""
+
+REJOIN_SECONDS_MAX = 8.0
+"""Longest between two attempts to reach a coordinator that is away. The transport may hold one back as long, so a node
+is back within two heartbeats of its return; and a thousand nodes come again over as many seconds."""
 
 SESSION_ENDED = "session_ended"
 """The coordinator's word that a later process goes on with this key."""
@@ -148,6 +153,7 @@ class Member:
     async def _join_pool(self) -> None:
         while True:
             wait: float | None = None
+            most = math.inf
             self._unsaid = False
             hello = Hello(
                 wire_versions=(WIRE_VERSION,),
@@ -176,7 +182,8 @@ class Member:
                 self._not_in(error, told=str(error))
             except Unreachable as error:
                 self._not_in(error)
-            await trio.sleep(self._backoff.next(wait))
+                most = REJOIN_SECONDS_MAX
+            await trio.sleep(min(self._backoff.next(wait), most))
 
     def _not_in(self, error: Exception, *, told: str | None = None) -> None:
         """Show why the pool is not joined. Who cannot be reached says nothing: what it said before may be why."""

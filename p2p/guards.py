@@ -48,8 +48,8 @@ FREE_FAILURES = 3
 BACK_OFF_SECONDS = 0.5
 """The first wait; it doubles with each failure."""
 
-BACK_OFF_SECONDS_MAX = 30.0
-"""The longest wait: how long after its return a peer may stay unreached because of us."""
+BACK_OFF_SECONDS_MAX = 8.0
+"""The longest wait: how long after its return a peer may stay unreached because of us. Below one heartbeat."""
 
 BACK_OFF_FORGET_SECONDS = 86_400.0
 """A failure older than this says nothing any more."""

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from echo2.coordinator import accounts, history, schema
 from echo2.coordinator.ledger import LedgerUnavailable, open_ledger
 from echo2.coordinator.pricing import payable
+from echo2.coordinator.records import record
 from echo2.p2p.messages import PRICE_MICROS_MAX, Hello
 
 PAID, OTHER, FREE = 10, 11, 12
@@ -308,4 +309,68 @@ async def test_no_pay_that_could_not_be_recorded(autojump_clock, world, tools, m
                 await learner.train(rollouts)
         learner.version = 0
         await learner.train(rollouts)
+    check(world)
+
+
+def engage(service, peer):
+    """As the scheduler would at its next look, were the pool too small."""
+    office = service._office
+    service._node_life.change(peer, "activated", actor="scheduler", reason="test")
+    pay = office.settlement()
+    pay.open(peer, PRICE, None)
+    with office.ledger.transaction() as connection:
+        record(connection, pay.changes(office.wall()), wall=office.wall(), actor="scheduler", action="accounts")
+    pay.apply()
+
+
+async def test_one_deal_promises_no_more_than_the_budget(autojump_clock, world):
+    """Two nodes wait for the run to go on, and there is money for one of them: the other is told."""
+    world.run_settings = {"budget": 0.0003, "lease_seconds": 2.0}
+    async with (
+        world.serving() as service,
+        world.learner() as learner,
+        world.node(PAID) as node,
+        world.node(OTHER) as other,
+    ):
+        node.price = other.price = PRICE
+        await begin(world, learner, node, other)
+        service.pause_run("r1", actor="operator", reason="test")
+        for view in service.nodes_view():
+            if view.standby:
+                engage(service, view.peer)
+        replies = []
+
+        async def ask(each):
+            replies.append(await each.lease(samples=2, wait=1.0))
+
+        async with trio.open_nursery() as nursery:
+            for each in (node, other):
+                nursery.start_soon(ask, each)
+            await trio.sleep(0.5)
+            service.resume_run("r1", actor="operator", reason="test")
+        assert [bool(reply.leases) for reply in replies] == [True, False]
+        assert replies[1].reason.startswith("the run's budget of $0.0003 is reached")
+        assert service.run_view("r1").committed_dollars == 0.0002
+
+
+async def test_what_a_deal_could_not_record_is_promised_to_nobody(autojump_clock, world, monkeypatch):
+    """However often the ledger fails, the budget is as it was, and afterwards there is the same room."""
+    world.run_settings = {"budget": 0.0003, "lease_seconds": 2.0}
+    async with world.serving() as service, world.learner() as learner, world.node(PAID) as node:
+        node.price = PRICE
+        await begin(world, learner, node)
+        payroll = service._office.payroll
+        before = dict(payroll.out), {number: one.account.liability for number, one in payroll.engaged.items()}
+
+        def refuse(*_args, **_values):
+            raise LedgerUnavailable("disk full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("echo2.coordinator.lease_desk.record", refuse)
+            for _ in range(3):
+                with pytest.raises(Exception, match="disk full"):
+                    await node.lease(samples=2)
+                left = dict(payroll.out), {number: one.account.liability for number, one in payroll.engaged.items()}
+                assert left == before
+        assert (await node.lease(samples=2)).leases
     check(world)
