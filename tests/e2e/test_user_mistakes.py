@@ -33,6 +33,9 @@ LEARNER = Identity(b"\x07" * 32).peer_id
 SECONDS = 60
 """Bound on any one command here; loading libp2p takes most of what they need."""
 
+BEHIND = '[rest]\nbehind_proxy = true\nproxy_address = "127.0.0.1"'
+"""Off loopback REST needs TLS, its own or a proxy's."""
+
 
 MODULES = {
     "echo2": "echo2.coordinator.cli",
@@ -181,7 +184,8 @@ def test_coordinator_settings(tmp_path):
         ('state_dir = "a\\u0000b"\n' + good, "cannot be the name of a file"),
         (good.replace("/ip4/127.0.0.1/", "/ip4/999.1.1.1/"), "999.1.1.1 is not an IPv4 address"),
         (good.replace(LEARNER, LEARNER[:-1] + "4"), "is the peer id of no key"),
-        (good.replace("[rest]", '[rest]\nhost = "not.a.name.invalid"'), "is not an address of this machine"),
+        (good.replace("[rest]", '[rest]\nhost = "not.a.name.invalid"'), "is not loopback, and tokens would cross"),
+        (good.replace("[rest]", BEHIND + '\nhost = "not.a.name.invalid"'), "is not an address of this machine"),
     ]:
         settings.write_text(text)
         is_mistake(run(*serve, settings), says)
