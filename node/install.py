@@ -144,6 +144,12 @@ class Installer:
             highest=self._store.accepted(publisher, run),
             coordinator_time_seconds=notice.coordinator_time_seconds,
         )
+        if (manifest.epoch, manifest.version) != (notice.epoch, notice.version):
+            # It would be installed, not be what the notice says is newest, and be asked for again at once.
+            raise SchemaViolation(
+                f"the notice calls epoch {manifest.epoch} version {manifest.version} epoch {notice.epoch} "
+                f"version {notice.version}"
+            )
         base_hash = manifest.base_hash
         if base_hash is not None and self._base_of(manifest) is None:
             await self._broadcaster.fetch(

@@ -198,7 +198,10 @@ class Sampling(Record):
 
 
 class RunDescriptor(Record):
-    """What a run is, signed by the coordinator (label `run`). Names the only key whose manifests are obeyed."""
+    """What a run is, signed by the coordinator (label `run`). Names the only key whose manifests are obeyed.
+
+    `rollouts_per_step` is a multiple of `group_size`: a step is made of whole groups, one at least.
+    """
 
     run: Name
     task: Name
@@ -213,6 +216,12 @@ class RunDescriptor(Record):
     group_size: Annotated[int, Field(ge=1, le=SAMPLES_MAX)]
     steps: Count
     sampling: Sampling
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> RunDescriptor:
+        if self.rollouts_per_step % self.group_size:
+            raise ValueError(f"{self.rollouts_per_step} rollouts are no whole groups of {self.group_size}")
+        return self
 
 
 class Standing(Record):

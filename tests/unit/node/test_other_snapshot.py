@@ -25,3 +25,16 @@ async def test_a_manifest_of_another_snapshot_is_refused_and_asked_for_again_aft
         pool.notice_changes.clear()
         await pool.publish(2)
         await until(lambda: node.status.version == 2)
+
+
+async def test_a_notice_that_calls_a_snapshot_by_another_version_is_not_asked_after_without_a_pause(
+    autojump_clock, pool
+):
+    """Installed, it would not be what the notice calls newest: it is left, and asked for again after a pause."""
+    await pool.publish(1)
+    pool.notice_changes = {"version": 2}
+    async with pool.node() as node:
+        await trio.sleep(60)
+        assert node.status.version is None
+        assert "version 1" in node.status.last_error
+    assert pool.manifests_asked < 60
