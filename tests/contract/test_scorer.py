@@ -559,6 +559,7 @@ async def test_no_word_of_a_task_reaches_a_terminal_as_a_command(own, where):
         assert told in score.reason
 
 
+@pytest.mark.slow
 async def test_two_thousand_sums_take_well_under_a_second(process):
     """A step's rollouts are scored without the learner noticing."""
     items = sums(600) * 4
