@@ -147,10 +147,16 @@ class Submission(BaseModel):
 
 
 def _wait_for(port: int) -> None:
-    while True:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
         with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
             return
         time.sleep(0.05)
+    raise TimeoutError(f"nothing listens on port {port} after {START_SECONDS:.0f} s")
+
+
+START_SECONDS = 30.0
+"""For a process that imports a web framework on a busy machine."""
 
 
 def serve_http(folder: Path) -> None:
