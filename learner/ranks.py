@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +33,8 @@ ORDER_BYTES_MAX = 1 << 32
 """A batch of 4,096 rollouts of 32,768 tokens, three arrays each, still fits."""
 
 WORDS = "words"
+
+LET_GO_SECONDS = 1.0
 
 
 class Ranks:
@@ -57,6 +60,7 @@ class Ranks:
         """The sum over all processes, in each of them; on the CPU, where every process adds in the same order."""
         total = values.detach().cpu().contiguous()
         distributed.all_reduce(total)
+        _wait_until_let_go(total)
         return total
 
     def send(self, order: str, words: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -65,21 +69,37 @@ class Ranks:
         text = json.dumps({"order": order, **words}).encode()
         np.savez(buffer, **cast("Any", {WORDS: np.frombuffer(text, np.uint8), **arrays}))
         data = torch.from_numpy(np.frombuffer(buffer.getvalue(), np.uint8).copy())
-        distributed.broadcast(torch.tensor([len(data)]), src=0)
-        distributed.broadcast(data, src=0)
+        _broadcast(torch.tensor([len(data)]))
+        _broadcast(data)
 
     def receive(self) -> tuple[str, dict[str, Any], dict[str, NDArray[Any]]]:
         """The next order: its name, its words, its arrays. Raises RuntimeError when the first process is gone."""
         length = torch.zeros(1, dtype=torch.int64)
-        distributed.broadcast(length, src=0)
+        _broadcast(length)
         if not 0 < int(length) <= ORDER_BYTES_MAX:
             raise RuntimeError(f"an order of {int(length)} bytes")
         data = torch.empty(int(length), dtype=torch.uint8)
-        distributed.broadcast(data, src=0)
+        _broadcast(data)
         with np.load(io.BytesIO(data.numpy().tobytes()), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         words = json.loads(arrays.pop(WORDS).tobytes())
         return words.pop("order"), words, arrays
+
+
+def _broadcast(tensor: Tensor) -> None:
+    distributed.broadcast(tensor, src=0)
+    _wait_until_let_go(tensor)
+
+
+def _wait_until_let_go(tensor: Tensor) -> None:
+    """Until gloo's thread holds it no more: for some microseconds after the call it does, one time in eight.
+
+    Whoever lets go last takes the interpreter's lock to do it. In a process that is ending, a thread that asks for that
+    lock aborts it: "terminate called without an active exception", exit code -6.
+    """
+    deadline = time.monotonic() + LET_GO_SECONDS
+    while cast("Any", tensor)._use_count() > 1 and time.monotonic() < deadline:
+        time.sleep(0)
 
 
 def device_for(local_rank: int) -> torch.device:

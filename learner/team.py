@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from echo2.p2p.errors import ConfigurationError
 
-from .launch import Helpers, first_place, give_up, helper_command
+from .launch import END_SECONDS, Helpers, first_place, give_up, helper_command
 from .orders import END, NOTHING
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Team:
         self._helpers = helpers
         self._seconds = seconds
         self._turn = threading.Lock()
+        self._watcher: threading.Thread | None = None
+        self._ending = threading.Event()
         self._since: float | None = None
         self._heard = time.monotonic()
         self._spoilt = False
@@ -55,7 +57,8 @@ class Team:
     def join(self, place: Place) -> None:
         """Meet the others; the process ends when they do not come."""
         self._since = time.monotonic()
-        threading.Thread(target=self._watch, daemon=True, name="team").start()
+        self._watcher = threading.Thread(target=self._watch, daemon=True, name="team")
+        self._watcher.start()
         with self._or_give_up():
             from .ranks import Ranks  # here: a learner of one process needs none of it
 
@@ -82,8 +85,12 @@ class Team:
             self._since = time.monotonic()
 
     def close(self) -> None:
-        """Tell the others to end, and see that they do."""
-        if self.ranks is not None and not self._spoilt and self._turn.acquire(timeout=1.0):
+        """Tell the others to end, and see that they do.
+
+        The thread that sees to them has ended as well: an interpreter that ends while a thread is inside torch aborts.
+        """
+        self._ending.set()
+        if self.ranks is not None and not self._spoilt and self._turn.acquire(timeout=END_SECONDS):
             helpers, self._helpers = self._helpers, None  # their end is no loss any more
             try:
                 self.ranks.send(END, {}, {})
@@ -95,6 +102,8 @@ class Team:
             helpers, self._helpers = self._helpers, None
             helpers.kill()
             helpers.close()
+        if self._watcher is not None:
+            self._watcher.join(END_SECONDS)
 
     @contextmanager
     def _taken(
@@ -120,6 +129,8 @@ class Team:
         try:
             yield
         except Exception as error:
+            if self._ending.is_set():
+                raise  # the others have ended because they were told to
             log.exception("a process of the learner failed")
             deadline = time.monotonic() + REASON_SECONDS
             while self._lost() is None and time.monotonic() < deadline:
@@ -127,8 +138,7 @@ class Team:
             self._give_up(self._lost() or (str(error).strip() or type(error).__name__).splitlines()[0])
 
     def _watch(self) -> None:
-        while True:
-            time.sleep(LOOK_SECONDS)
+        while not self._ending.wait(LOOK_SECONDS):
             lost, now, since = self._lost(), time.monotonic(), self._since
             if lost is not None and (since is None or now - since > REASON_SECONDS):
                 self._give_up(lost)
@@ -137,7 +147,7 @@ class Team:
             if now - self._heard > HEARD_SHARE * self._seconds and self._turn.acquire(blocking=False):
                 try:
                     if self.ranks is not None and not self._spoilt:
-                        with self._taken(self.ranks, NOTHING):
+                        with suppress(RuntimeError), self._taken(self.ranks, NOTHING):  # at the end; else it gave up
                             pass
                 finally:
                     self._turn.release()

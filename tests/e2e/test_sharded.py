@@ -128,6 +128,36 @@ def test_two_processes_are_one(tmp_path, model_dir):
     assert report["faults"]["apart"] < 1e-5
 
 
+HELD = """
+import sys, torch
+from pathlib import Path
+from torch import distributed
+from echo2.learner.launch import Place
+from echo2.learner.ranks import Ranks
+
+spread, sent = distributed.broadcast, []
+distributed.broadcast = lambda tensor, src: (sent.append(tensor), spread(tensor, src=src))
+ranks = Ranks(Place(0, 1, 0, Path(sys.argv[1])), seconds=60)
+alone = torch.zeros(1)
+alone = alone._use_count()
+held = 0
+for _ in range(500):
+    ranks.send("nothing", {}, {})
+    held += sum(tensor._use_count() > alone for tensor in sent)
+    sent.clear()
+print(held)
+"""
+
+
+def test_no_thread_holds_what_was_sent(tmp_path):
+    """A thread of the library that lets go of a tensor while the interpreter ends aborts the process (seen as exit code
+    -6, "terminate called without an active exception"): nothing is held once a word has been said."""
+    command = [sys.executable, "-c", HELD, str(tmp_path / "store")]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "config"),

@@ -146,6 +146,38 @@ def test_the_others_are_told_of_the_end():
     assert ranks.sent == ["end"]
 
 
+class SlowRanks(FakeRanks):
+    """The others are slow to hear a word; what is inside torch then cannot be told to stop."""
+
+    def __init__(self, *place, **bounds):
+        super().__init__()
+        self.inside, self.heard = threading.Event(), threading.Event()
+
+    def send(self, order, words, arrays):
+        self.inside.set()
+        assert self.heard.wait(30)
+        super().send(order, words, arrays)
+
+
+def test_no_thread_is_inside_torch_when_the_process_ends(monkeypatch):
+    """An interpreter that ends beside such a thread aborts (exit code -6): the end waits for the word under way."""
+    monkeypatch.setattr("echo2.learner.ranks.Ranks", SlowRanks)
+    monkeypatch.setattr("echo2.learner.team.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("echo2.learner.team.HEARD_SHARE", 0.0)
+    before = set(threading.enumerate())
+    team = Team(seconds=60.0)
+    team.join(Place(0, 2, 0))
+    (watcher,) = set(threading.enumerate()) - before
+    assert team.ranks.inside.wait(30)
+    closing = threading.Thread(target=team.close)
+    closing.start()
+    assert closing.is_alive()
+    team.ranks.heard.set()
+    closing.join(30)
+    assert not watcher.is_alive()
+    assert team.ranks.sent[-1] == "end"
+
+
 def test_a_batch_travels_whole():
     """But for the names of nodes and leases, which a helper has no use for."""
     arrays = BatchArrays(
