@@ -142,7 +142,7 @@ async def serve(config: CoordinatorConfig) -> None:
                     nursery.start_soon(service.run)
                     nursery.start_soon(rooms.feed.run)
                     served = ServedRest(api, service.measures, trio.current_time)
-                    nursery.start_soon(partial(serve_rest, served, listener, tls=tls))
+                    nursery.start_soon(partial(serve_rest, served, listener, tls=tls, proxy=proxy))
                     nursery.start_soon(watch_loop_lag, service.measures.loop_lag, trio.current_time)
                     nursery.start_soon(_write_status, config, service, transport, nat, url)
     except TaskUnusable as error:
