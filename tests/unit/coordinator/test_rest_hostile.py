@@ -86,6 +86,8 @@ async def ended(stream):
         (request(), 401),
         (request(b"/healthz", b"Authorization: Bearer no"), 401),
         (request(b"/v1/tokens", b"Content-Length: 99999", method=b"POST"), 413),
+        (request(b"/v1/tokens", b"Content-Length: 999", method=b"POST"), 401),
+        (request(b"/v1/tokens", b"Transfer-Encoding: chunked", method=b"POST"), 401),
         (request(b"/v1/pool", b"X-Forwarded-For: 192.0.2.1"), 403),
         (request(b"/v1/pool", host=b"a b"), 400),
     ],
