@@ -80,4 +80,4 @@ def make_api(rooms: Rooms, *, door: Door, version: str, public_page: bool = Fals
         api.include_router(router)
     add_problems(api)
     gate = Gate(api, door=door, access=rooms.access, sessions=rooms.sessions, limits=rooms.limits, clock=rooms.clock)
-    return WebPages(gate, rooms.desk, public=public_page, clock=rooms.clock)
+    return WebPages(gate, rooms.desk, door=door, public=public_page, clock=rooms.clock)

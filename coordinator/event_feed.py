@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,7 +20,7 @@ from echo2.p2p.errors import Refused
 from .ledger import LedgerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     from .rest_desk import Desk
     from .views import EventView
@@ -34,13 +35,23 @@ closed finds out that it was."""
 
 STREAM_SECONDS = 90.0
 """Then the stream ends, and browsers come again by themselves with the last id they had. Within the bounds on an answer
-(`rest_server.ANSWER_SECONDS`); and who lost the right to watch finds out."""
+(`rest_server.ANSWER_SECONDS`)."""
 
 WATCHERS_MAX = 24
 """Each holds a connection, of `rest_server.CONNECTIONS_MAX`."""
 
 WATCHERS_OF_CLIENT_MAX = 8
-"""A page that is loaded anew holds two places for some seconds, and a browser that found none does not come again."""
+"""Of one address with one token. A page that is loaded anew holds two places for some seconds, and a browser that found
+none does not come again."""
+
+
+@dataclass(eq=False, slots=True)
+class Watcher:
+    """One stream. `over`: it gave up its place, and ends at its next line or sign of life."""
+
+    who: str
+    address: str
+    over: bool = False
 
 
 class EventFeed:
@@ -52,7 +63,7 @@ class EventFeed:
         self._desk = desk
         self._stream_seconds = stream_seconds
         self._heartbeat_seconds = heartbeat_seconds
-        self._watchers: Counter[str] = Counter()
+        self._watchers: dict[Watcher, None] = {}
         self._newest = 0
         self._more = trio.Event()
         self._watched = trio.Event()
@@ -61,7 +72,7 @@ class EventFeed:
         """Look for news until cancelled."""
         while True:
             await self._watched.wait()
-            while self._watchers.total():
+            while self._watchers:
                 self.look()
                 await trio.sleep(LOOK_SECONDS)
             self._watched = trio.Event()
@@ -74,32 +85,48 @@ class EventFeed:
             return
         if newest != self._newest:  # less, after a ledger was put back
             self._newest = newest
-            self._more.set()
-            self._more = trio.Event()
+            self._ring()
+
+    def _ring(self) -> None:
+        self._more.set()
+        self._more = trio.Event()
 
     @contextmanager
-    def watching(self, client: str) -> Iterator[None]:
-        """One place among the watchers. Raises Refused when there is none."""
-        if self._watchers[client] >= WATCHERS_OF_CLIENT_MAX:
+    def watching(self, address: str, who: str = "") -> Iterator[Watcher]:
+        """One place among the watchers; `who`: the token's name, of strangers none. Raises Refused when there is none.
+
+        While all are taken, whoever has most of them, and more than this one would have, gives up the oldest of theirs.
+        """
+        who = who or address
+        if sum((each.who, each.address) == (who, address) for each in self._watchers) >= WATCHERS_OF_CLIENT_MAX:
             raise Refused("busy", f"at most {WATCHERS_OF_CLIENT_MAX} streams of one client at a time", 10.0)
-        if self._watchers.total() >= WATCHERS_MAX:
-            raise Refused("busy", f"{WATCHERS_MAX} streams are open, and no more may be", 10.0)
-        self._watchers[client] += 1
+        if len(self._watchers) >= WATCHERS_MAX:
+            crowd = Counter(each.who for each in self._watchers)
+            most = max(crowd.values())
+            if crowd[who] + 1 >= most:
+                raise Refused("busy", f"{WATCHERS_MAX} streams are open, and no more may be", 10.0)
+            oldest = next(each for each in self._watchers if crowd[each.who] == most)
+            del self._watchers[oldest]
+            oldest.over = True
+            self._ring()
+        watcher = Watcher(who, address)
+        self._watchers[watcher] = None
         self._watched.set()
         try:
-            yield
+            yield watcher
         finally:
-            self._watchers[client] -= 1
-            self._watchers += Counter()  # without those at 0: clients come and go
+            self._watchers.pop(watcher, None)
 
-    async def events(self, after: int | None) -> AsyncGenerator[list[EventView], None]:
+    async def events(
+        self, after: int | None, goes_on: Callable[[], bool] = lambda: True
+    ) -> AsyncGenerator[list[EventView], None]:
         """Lines behind `after`, or from now on: a page as soon as there is one, an empty one as a sign of life.
 
-        Raises LedgerUnavailable if not even the beginning is known.
+        Until `goes_on` says no; it is asked before each. Raises LedgerUnavailable if not even the beginning is known.
         """
         last = self._desk.newest_event() if after is None else after
         ends_at = trio.current_time() + self._stream_seconds
-        while trio.current_time() < ends_at:
+        while trio.current_time() < ends_at and goes_on():
             more = self._more
             try:
                 page = self._desk.events_behind(last, limit=PAGE)

@@ -146,7 +146,7 @@ class Ledger:
                 self._commit(connection)
         except (IntegrityError, ProgrammingError):
             raise  # a defect of ours, not of the disk
-        except DataError as error:
+        except (DataError, UnicodeEncodeError) as error:  # bytes of a command line that are no text in its encoding
             raise Refused("unrecordable", "it holds a value that the ledger cannot record") from error
         except (DBAPIError, UnicodeDecodeError) as error:
             if not _is_busy(error) and not self._lost(error):

@@ -175,7 +175,7 @@ def post(
     with closing(open_ledger(url, password=password)) as ledger, ledger.transaction() as connection:
         try:
             (posted,) = accounts.append(connection, [entry], wall=time.time())
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ConfigurationError(f"that cannot be posted: {error}") from error
         add_event(
             connection,

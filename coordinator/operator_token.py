@@ -3,10 +3,11 @@ which the coordinator makes anew each time it starts: in a file of the state fol
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from echo2.p2p.errors import ConfigurationError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 32
 """256 bits: cannot be guessed, so a fast hash is enough and asking costs no more than it must."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def make_operator_token(path: Path) -> str:
     """Make a new token, keep its hash in `path` (0600), return it. Raises ConfigurationError when it cannot be kept."""
@@ -26,13 +29,32 @@ def make_operator_token(path: Path) -> str:
     return token
 
 
+class NoRoom(ConfigurationError):
+    """The disk is full: that may pass, and then the same will do."""
+
+
+class LocalToken:
+    """A token for this machine's own commands, and its file, once that could be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._token = secrets.token_urlsafe(TOKEN_BYTES)
+        self.digest = hashlib.sha256(self._token.encode()).digest()
+
+    def write(self) -> str:
+        """Make the file; why that could not be done on a full disk, else nothing. Raises ConfigurationError."""
+        try:
+            _write_private(self._path, self._token)
+        except NoRoom as error:
+            return str(error)
+        return ""
+
+
 @contextmanager
-def local_token(path: Path) -> Iterator[bytes]:
-    """A token in `path` (0600) for as long as this process serves: the SHA-256 of it. Raises ConfigurationError."""
-    token = secrets.token_urlsafe(TOKEN_BYTES)
-    _write_private(path, token)
+def local_token(path: Path) -> Iterator[LocalToken]:
+    """A token that is in `path` (0600) from when it is written for as long as this process serves."""
     try:
-        yield hashlib.sha256(token.encode()).digest()
+        yield LocalToken(path)
     finally:
         path.unlink(missing_ok=True)
 
@@ -49,7 +71,10 @@ def _write_private(path: Path, line: str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)  # else the next attempt would find it, and a full disk has no room for it
+        kind = NoRoom if error.errno in _FULL else ConfigurationError
+        raise kind(f"cannot write {path}: {error.strerror}") from error
 
 
 def load_operator_token_hash(path: Path) -> bytes:

@@ -6,12 +6,13 @@ import json
 import os
 import ssl
 import stat
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from echo2.p2p.errors import ConfigurationError, Echo2Error
 from echo2.p2p.settings import read_text
@@ -42,6 +43,7 @@ NO_TLS_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTT
 
 _RUNS = TypeAdapter(list[RunView])
 _NODES = TypeAdapter(list[NodeView])
+_A_LIST = TypeAdapter(list[Any])
 
 
 class NoAnswer(Echo2Error):
@@ -83,16 +85,19 @@ class RestClient:
         transport: httpx.BaseTransport | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        parts = urlsplit(url)
+        try:
+            parts, base = urlsplit(url), httpx.URL(url)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise _no_url(url) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"--coordinator {url[:128]!r} is not a URL like {COORDINATOR_URL}")
+            raise _no_url(url)
         if token is not None and parts.scheme == "http" and parts.hostname not in LOOPBACK_HOSTS:
             raise ConfigurationError(
                 f"the token is not sent to {parts.hostname} in the clear: use https, or a tunnel to its loopback port"
             )
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         self._client = httpx.Client(
-            base_url=url, headers=headers, timeout=REQUEST_SECONDS, transport=transport, verify=tls or True
+            base_url=base, headers=headers, timeout=REQUEST_SECONDS, transport=transport, verify=tls or True
         )
 
     def close(self) -> None:
@@ -101,11 +106,13 @@ class RestClient:
 
     def pool(self) -> PoolView:
         """The pool as a whole. Raises NoAnswer and ConfigurationError, as the others do."""
-        return PoolView.model_validate_json(self._get("/v1/pool"))
+        with self._understood():
+            return PoolView.model_validate_json(self._get("/v1/pool"))
 
     def run_name(self, run: str) -> str:
         """`run`, or the name of the only one there is."""
-        runs = _RUNS.validate_json(self._get("/v1/runs"))
+        with self._understood():
+            runs = _RUNS.validate_json(self._get("/v1/runs"))
         names = [view.run for view in runs]
         if run in names:
             return run
@@ -116,27 +123,31 @@ class RestClient:
 
     def look(self, run: str) -> Look:
         """The run, the pool and every node."""
-        try:
+        with self._understood():
             return Look(
                 RunView.model_validate_json(self._get(f"/v1/runs/{quote(run, safe='')}")),
                 self.pool(),
                 tuple(_NODES.validate_python(list(self.rows("/v1/nodes")), strict=False)),
             )
-        except ValidationError as error:
-            raise ConfigurationError("the coordinator is of another release than this command") from error
 
     def get(self, path: str, **parameters: Any) -> Any:
         """What a path answers. Raises NoAnswer and ConfigurationError; Declined for what is not possible now."""
-        return json.loads(self._get(path, parameters))
+        reply = self._get(path, parameters)
+        with self._understood():
+            return json.loads(reply)
 
     def change(self, path: str, body: Mapping[str, Any]) -> Any:
         """What came of a change. Raises as `get` does."""
-        return json.loads(self._ask("POST", path, json=body).content)
+        reply = self._ask("POST", path, json=body)
+        with self._understood():
+            return json.loads(reply.content)
 
     def send_text(self, path: str, text: str, media_type: str) -> Any:
         """What is answered to a text. Raises as `get` does."""
         headers = {"Content-Type": media_type}
-        return json.loads(self._ask("POST", path, content=text.encode(), headers=headers, timeout=60.0).content)
+        reply = self._ask("POST", path, content=text.encode(), headers=headers, timeout=60.0)
+        with self._understood():
+            return json.loads(reply.content)
 
     def rows(self, path: str, most: int | None = None, **parameters: Any) -> Iterator[Any]:
         """The rows of a list, page after page: all, or `most`. Raises as `get` does."""
@@ -145,7 +156,8 @@ class RestClient:
         asked: dict[str, Any] | None = {"limit": PAGE if most is None else min(most, PAGE)} | parameters
         while where is not None and left != 0:
             reply = self._ask("GET", where, params=asked)
-            page = json.loads(reply.content)
+            with self._understood():
+                page = _A_LIST.validate_json(reply.content)
             yield from page if left is None else page[:left]
             left = None if left is None else max(0, left - len(page))
             where, asked = reply.links.get("next", {}).get("url"), None
@@ -162,10 +174,12 @@ class RestClient:
                 number = 0
                 for line in reply.iter_lines():
                     name, _, value = line.partition(": ")
-                    if name == "id":
-                        number = int(value)
-                    elif name == "data":
-                        yield number, json.loads(value)
+                    with self._understood():
+                        if name == "id":
+                            number = int(value)
+                        event = json.loads(value) if name == "data" else None
+                    if event is not None:
+                        yield number, event
         except httpx.HTTPError as error:
             raise self._no_answer(error) from error
 
@@ -178,8 +192,21 @@ class RestClient:
             reply = self._client.request(method, path, **options)
         except httpx.HTTPError as error:
             raise self._no_answer(error) from error
+        except UnicodeEncodeError as error:  # bytes of a command line that are no text in its encoding
+            raise ConfigurationError("what was given holds bytes that are not UTF-8; type it anew") from error
         self._raise(reply)
         return reply
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Around what takes an answer apart. Raises ConfigurationError when it is not one of ours."""
+        try:
+            yield
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(
+                f"{self._client.base_url} answers, but not as a coordinator does: it is something else, or of another "
+                "release (--coordinator)"
+            ) from error
 
     def _no_answer(self, error: httpx.HTTPError) -> Echo2Error:
         url = self._client.base_url
@@ -192,6 +219,8 @@ class RestClient:
         return NoAnswer(f"{url} does not answer: {why}")
 
     def _raise(self, reply: httpx.Response) -> None:
+        if not reply.is_error:
+            return
         said = f"{self._client.base_url}: {_detail(reply)}"
         if reply.status_code in (401, 403):
             raise ConfigurationError(f"{said} (--token-file)")
@@ -199,14 +228,17 @@ class RestClient:
             raise ConfigurationError(said)
         if reply.status_code == 409:
             raise Declined(said)
-        if reply.is_error:
-            raise NoAnswer(said)
+        raise NoAnswer(said)
+
+
+def _no_url(url: str) -> ConfigurationError:
+    return ConfigurationError(f"--coordinator {url[:128]!r} is not a URL like {COORDINATOR_URL}")
 
 
 def _detail(reply: httpx.Response) -> str:
     try:
         return str(reply.json()["detail"])[:300]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"HTTP {reply.status_code}"
 
 

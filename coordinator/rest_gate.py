@@ -4,6 +4,7 @@ In this order:
 
 | looked at                       | else                                                                          |
 |---------------------------------|-------------------------------------------------------------------------------|
+| headers that say who asks what  | 400: each once, and Host a name or address with or without a port             |
 | the proxy, where there is one   | 403: only it may connect                                                      |
 | Host, on loopback               | 403: a page whose name was pointed at 127.0.0.1 may not read the pool         |
 | Origin of a change              | 403: a page of elsewhere may not change anything, whatever it sends           |
@@ -11,6 +12,7 @@ In this order:
 | the token, or the cookie        | 401; a cookie that is none is passed over, as browsers keep them              |
 | the CSRF token of a change      | 403, where a cookie said who asks                                             |
 | how often this client asked     | 429, reads and changes apart, by token, else by address                       |
+| a stranger's path, off loopback | 401 but for the way in, before anything of a body is read                     |
 
 What a route needs is the route's (`rest_guard`): it finds who asks in `request.state.who`.
 """
@@ -18,7 +20,7 @@ What a route needs is the route's (`rest_guard`): it finds who asks in `request.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -30,9 +32,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from echo2.p2p.errors import Refused
 
 from .config import LOOPBACK_HOSTS
-from .rest_limits import Buckets, Limits, client_of
+from .rest_limits import Buckets, Limits, address_in, client_of
 from .rest_problems import SAY_WHO, problem, refused, too_often
-from .rest_roles import SAFE_METHODS, Role
+from .rest_roles import ANYONE, NEEDS, SAFE_METHODS, Role
 from .rest_sessions import COOKIE, CSRF_HEADER, SECURE_COOKIE, csrf_holds
 
 if TYPE_CHECKING:
@@ -65,6 +67,17 @@ HEADERS = {
 
 HSTS = "max-age=31536000"
 
+HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
+"""A name or IPv4 address, or an IPv6 address in brackets, and a port: what browsers and tools send."""
+
+SAID_ONCE = ("authorization", "content-length", "content-type", "host", "origin", CSRF_HEADER.lower())
+"""Of two different ones, whoever stands in front of us may have looked at the other."""
+
+WAY_IN = frozenset(path for (_, path), needs in NEEDS.items() if needs == ANYONE)
+
+WELCOME = "welcome"
+"""In the state of a request's scope: whether who asks has shown a right to."""
+
 PROXY_HEADERS = ("x-forwarded-for", "forwarded", "x-real-ip")
 
 DENIALS = {
@@ -81,6 +94,11 @@ class Door:
     open_reads: bool = True
     tls: bool = False
     proxy: str = ""
+
+    def is_proxy(self, address: str) -> bool:
+        """Whether this is the proxy's address."""
+        found = address_in(address)
+        return found is not None and found == address_in(self.proxy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +186,7 @@ class Gate:
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit() and len(length) < 20) or int(length) > BODY_BYTES_MAX:
             return too_large()
-        if self._is_proxy(address):
-            address = _told_by_proxy(headers, address)
-        client, now = f"address {client_of(address)}", self._clock()
+        client, now = f"address {client_of(address_of(scope, self._door))}", self._clock()
         try:
             who = self._who(headers, client, now)
         except Refused as error:
@@ -185,13 +201,22 @@ class Gate:
         wait = (self._changes if change else self._reads).take(client if who is None else f"token {who.name}", now)
         if wait:
             return too_often(wait)
-        scope.setdefault("state", {}).update(who=who, client=client, door=self._door)
+        welcome = who is not None or self._door.open_reads
+        if not welcome and scope["path"] not in WAY_IN:
+            return problem(HTTPStatus.UNAUTHORIZED, SAY_WHO)
+        scope.setdefault("state", {}).update({"who": who, "client": client, "door": self._door, WELCOME: welcome})
         return None
 
     def _wrong_way(self, headers: Headers, address: str, change: bool) -> Response | None:
         """Why nobody at all may ask so."""
+        host = headers.get("host", "")
+        if host and not HOST.fullmatch(host):
+            return problem(HTTPStatus.BAD_REQUEST, "the header Host must be a name or an address, and a port or none")
+        twice = next((name for name in SAID_ONCE if len(headers.getlist(name)) > 1), None)
+        if twice is not None:
+            return problem(HTTPStatus.BAD_REQUEST, f"the header {twice} may be there only once")
         if self._door.proxy:
-            if not (self._is_proxy(address) or _is_loopback(address)):  # commands of this machine come with a token
+            if not (self._door.is_proxy(address) or is_loopback(address)):  # commands of this machine come with a token
                 return problem(HTTPStatus.FORBIDDEN, f"only the proxy {self._door.proxy} may ask here")
         elif any(name in headers for name in PROXY_HEADERS):
             # Reads that are open to this machine's processes would be open to all that the proxy lets through.
@@ -199,16 +224,12 @@ class Gate:
                 "this came through a proxy: set rest.behind_proxy and rest.proxy_address in the coordinator's settings"
             )
             return problem(HTTPStatus.FORBIDDEN, said)
-        host = headers.get("host", "")
         if self._door.open_reads and not _names_loopback(host):
             return problem(HTTPStatus.FORBIDDEN, "this coordinator answers only to localhost")
         origin = headers.get("origin")
         if change and origin is not None and origin.lower().partition("://")[2] != host.lower():
             return problem(HTTPStatus.FORBIDDEN, "a page of another origin may not change anything here")
         return None
-
-    def _is_proxy(self, address: str) -> bool:
-        return bool(self._door.proxy) and client_of(address) == client_of(self._door.proxy)
 
     def _who(self, headers: Headers, client: str, now: float) -> Who | Response | None:
         """Who asks; the refusal of a token that is none; None for a stranger. Raises Refused."""
@@ -257,23 +278,21 @@ def _is_login(scope: Scope) -> bool:
     return bool(scope["method"] == "POST" and scope["path"] == "/v1/session")
 
 
-def _told_by_proxy(headers: Headers, address: str) -> str:
-    """The client as the proxy saw it: the last of the list, which alone the proxy wrote."""
-    last = ",".join(headers.getlist("x-forwarded-for")).rpartition(",")[2].strip()
-    try:
-        return str(ipaddress.ip_address(last))
-    except ValueError:
+def address_of(scope: Scope, door: Door) -> str:
+    """The client's address; behind the proxy, as the proxy saw it: the last of the list, which it alone wrote."""
+    address = str((scope.get("client") or ("",))[0])
+    if not door.is_proxy(address):
         return address
+    last = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).rpartition(",")[2].strip()
+    return str(address_in(last) or address)
 
 
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+def is_loopback(address: str) -> bool:
+    """Whether it is of this machine alone."""
+    found = address_in(address)
+    return found is not None and found.is_loopback
 
 
 def _names_loopback(host: str) -> bool:
-    text = host.lower()
-    name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
-    return name in LOOPBACK_HOSTS
+    found = HOST.fullmatch(host)
+    return found is not None and found["name"].lower().strip("[]") in LOOPBACK_HOSTS

@@ -50,14 +50,20 @@ class Buckets:
         return max(wait, 0.0)
 
 
+def address_in(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a text is, out of IPv6 where IPv4 was wrapped in it; None where it is none."""
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
 def client_of(address: str) -> str:
     """What an address is counted as."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
+    found = address_in(address)
+    if found is None:
         return address[:64]
     if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((found, IPV6_PREFIX), strict=False).network_address)
+        return str(ipaddress.ip_network((int(found), IPV6_PREFIX), strict=False).network_address)
     return str(found)

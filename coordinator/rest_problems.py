@@ -23,6 +23,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from echo2.p2p.daemon import SaidSeldom
 from echo2.p2p.errors import ConfigurationError, Refused
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def add_problem_schema(schema: dict[str, Any]) -> None:
 
 def add_problems(api: FastAPI) -> None:
     """Have every error answered as the table says."""
+    log.filters[:] = [SaidSeldom(tracebacks=True)]
 
     @api.exception_handler(StarletteHTTPException)
     async def http_error(request: Request, error: StarletteHTTPException) -> Response:

@@ -2,7 +2,8 @@
 
 hypercorn's own server is not used: it waits for ever for a client that does not read its answer, and for one that went
 away with requests still to be answered. Whoever does so here loses the connection, and its place goes to another. With
-a TLS context the same is spoken over TLS, and a greeting takes no longer than the head of a request may.
+a TLS context the same is spoken over TLS, and a greeting takes no longer than the head of a request may. Who gives up
+its place for whom while there are none is `rest_places`.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, RawData, Updated
-from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
 from echo2.p2p import open_files
+from echo2.p2p.daemon import SaidSeldom
 from echo2.p2p.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from hypercorn.events import Event
-    from hypercorn.typing import AppWrapper
+from .rest_gate import WELCOME
+from .rest_http1 import Http1
+from .rest_places import Places
+from .rest_seats import CappedListener, Seat
 
-    from .rest_gate import App
+if TYPE_CHECKING:
+    from hypercorn.events import Event as ProtocolEvent
+    from hypercorn.protocol.h11 import H11Protocol
+
+    from .rest_gate import App, Event, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +73,9 @@ READ_BYTES = 16 * 1024
 SEND_BUFFER_BYTES = 128 * 1024
 """In the system, for each connection: without a bound it takes megabytes of answers that nobody reads."""
 
+LAST_ANSWERS = frozenset({400, 401, 403, 413, 429})
+"""Who is turned away so has no further use of the connection, and shall not keep a place by it."""
+
 
 def open_listener(host: str, port: int) -> socket.socket:
     """Bind and listen before anything else is started. Raises ConfigurationError when the port is taken."""
@@ -97,28 +106,37 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
 
 
 async def serve_rest(
-    app: App, listener: socket.socket, *, most: int = CONNECTIONS_MAX, tls: ssl.SSLContext | None = None
+    app: App,
+    listener: socket.socket,
+    *,
+    most: int = CONNECTIONS_MAX,
+    tls: ssl.SSLContext | None = None,
+    proxy: str = "",
 ) -> None:
-    """Serve until cancelled, `most` connections at a time, over TLS where `tls` is given. Takes the listener over."""
+    """Serve until cancelled, `most` connections at a time, over TLS where `tls` is given. Takes the listener over.
+
+    `proxy`: the address of the proxy that brings everybody else's requests; it is under no cap.
+    """
     config = Config()
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")
+    for each in (log, config.errorlog):
+        each.filters[:] = [SaidSeldom(tracebacks=True)]
     config.include_server_header = False
     config.keep_alive_max_requests = REQUESTS_MAX
-    asgi: Any = app
-    wrapped = wrap_app(asgi, config.wsgi_max_body_size, "asgi")
     context = WorkerContext(None)
+    most = open_files.connections_max(most)
     capped = CappedListener(
-        trio.SocketListener(trio.socket.from_stdlib_socket(listener)), open_files.connections_max(most)
+        trio.SocketListener(trio.socket.from_stdlib_socket(listener)), Places(most, proxy), most, trio.current_time
     )
 
-    async def serve_one(stream: trio.SocketStream) -> None:
+    async def serve_one(seat: Seat) -> None:
         try:
-            await Connection(wrapped, config, context, stream, tls).serve()
+            with seat.scope:
+                await Connection(app, config, context, seat, tls).serve()
         except* Exception:
-            log.exception("a connection failed")  # a bug: it costs this client its answer, and not everybody theirs
-        finally:
-            capped.release()
+            # A bug: it costs this client its answer, and not everybody theirs.
+            log.exception("a connection failed")
 
     async with trio.open_nursery() as nursery:
         await trio.serve_listeners(serve_one, [capped], handler_nursery=nursery)
@@ -128,17 +146,14 @@ class Connection:
     """One client: its requests are answered one after the other, until one of the bounds above is passed."""
 
     def __init__(
-        self,
-        app: AppWrapper,
-        config: Config,
-        context: WorkerContext,
-        stream: trio.SocketStream,
-        tls: ssl.SSLContext | None = None,
+        self, app: App, config: Config, context: WorkerContext, seat: Seat, tls: ssl.SSLContext | None = None
     ) -> None:
+        stream = seat.stream
         self._tls = None if tls is None else trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         self._app = app
         self._config = config
         self._context = context
+        self._place = seat.place
         self._stream = stream
         self._ends_at = trio.current_time() + CONNECTION_SECONDS
         self._scope = trio.CancelScope()
@@ -169,22 +184,37 @@ class Connection:
         family = self._stream.socket.family
         client = parse_socket_addr(family, self._stream.socket.getpeername())
         server = parse_socket_addr(family, self._stream.socket.getsockname())
+        answer: Any = self._answer
+        app = wrap_app(answer, self._config.wsgi_max_body_size, "asgi")
         self._allow(IDLE_SECONDS)
         with self._scope:
             async with TaskGroup() as tasks:
-                state = ConnectionState({})
                 self._protocol = Http1(
-                    self._app,
+                    app,
                     self._config,
                     self._context,
                     tasks,
-                    state,
+                    ConnectionState({}),
                     self._tls is not None,
                     client,
                     server,
                     self._event,
+                    gone=lambda: self._scope.cancel_called,
                 )
                 await self._read(self._protocol)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application's answer, of which is seen whether this client has proved itself, and whether it may stay."""
+
+        async def send_on(event: Event) -> None:
+            if event["type"] == "http.response.start":
+                if scope["state"].get(WELCOME):
+                    self._place.proved = trio.current_time()
+                if event["status"] in LAST_ANSWERS:
+                    event = {**event, "headers": [*event.get("headers", ()), (b"connection", b"close")]}
+            await send(event)
+
+        await self._app(scope, receive, send_on)
 
     def _allow(self, seconds: float) -> None:
         self._scope.deadline = min(self._ends_at, trio.current_time() + seconds)
@@ -207,7 +237,7 @@ class Connection:
             return
         self._said_all = True  # it asked and ended its side: it gets the answer that is under way
 
-    async def _event(self, event: Event) -> None:
+    async def _event(self, event: ProtocolEvent) -> None:
         """What the protocol wants done."""
         if isinstance(event, RawData):
             await self._write(event.data)
@@ -259,49 +289,3 @@ class Connection:
 
 
 _ANSWERING = frozenset({h11.SEND_RESPONSE, h11.SEND_BODY})
-
-
-class Http1(H11Protocol):
-    """No other protocol is offered: of what could be agreed on, HTTP/2 and websockets, nothing here has use."""
-
-    async def _check_protocol(self, event: h11.Request) -> None:
-        """Nothing is changed to."""
-
-    async def _create_stream(self, request: h11.Request) -> None:
-        if request.http_version not in {b"1.0", b"1.1"}:
-            await self._send_error_response(505)
-            await self.send(Closed())
-            return
-        kept = [(name, value) for name, value in request.headers if name != b"upgrade"]
-        await super()._create_stream(
-            h11.Request(method=request.method, target=request.target, headers=kept, http_version=request.http_version)
-        )
-
-
-class CappedListener(trio.abc.Listener[trio.SocketStream]):
-    """Accepts while fewer than `most` of the accepted are held; `release` gives one back. Others wait in the kernel.
-
-    A connection costs a file, and a process without files writes no ledger and takes no peers: clients of REST, idle
-    ones too (which are closed after a few seconds), get no more than their part.
-    """
-
-    def __init__(self, listener: trio.SocketListener, most: int) -> None:
-        self._listener = listener
-        self._places = trio.Semaphore(most, max_value=most)
-
-    async def accept(self) -> trio.SocketStream:
-        """The next connection, once there is a place for it."""
-        await self._places.acquire()
-        try:
-            return await self._listener.accept()
-        except BaseException:
-            self._places.release()
-            raise
-
-    def release(self) -> None:
-        """One that was accepted is closed."""
-        self._places.release()
-
-    async def aclose(self) -> None:
-        """Accept no more."""
-        await self._listener.aclose()

@@ -77,6 +77,10 @@ class Sessions:
         self._open[key] = session
         return session
 
+    def is_open(self, cookie: str) -> bool:
+        """Whether it has not been closed; this is no use of it."""
+        return _digest(cookie) in self._open
+
     def close(self, cookie: str) -> None:
         """End it, if it is open."""
         self._open.pop(_digest(cookie), None)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Header, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from echo2.p2p.errors import Refused
+
 from .rest_guard import Limit, link_next, make_router
 from .views import EventView
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from fastapi import APIRouter
 
-    from .event_feed import EventFeed
+    from .event_feed import EventFeed, Watcher
+    from .rest_gate import Who
     from .rest_guard import Rooms
 
 EVENT_ID_MAX = 2**53
@@ -60,31 +64,50 @@ def event_routes(rooms: Rooms) -> APIRouter:
     ) -> StreamingResponse:
         """The audit log as it grows. It ends after a while; browsers go on by themselves, others with Last-Event-ID."""
         begin = after if last_event_id is None else _id_of(last_event_id)
-        pages = feed.events(desk.newest_event() if begin is None else begin)
-        return EventStream(feed, request.state.client, pages)
+        begin = desk.newest_event() if begin is None else begin
+        return EventStream(feed, begin, request.state.client, request.state.who, partial(_may_still, rooms))
 
     return router
+
+
+def _may_still(rooms: Rooms, who: Who | None) -> bool:
+    """Whether it would be let in again. While the ledger is away, nobody's right is taken."""
+    if who is None:
+        return True  # where reading is open
+    try:
+        found = rooms.access.find(who.access)
+    except Refused:
+        return True
+    return not isinstance(found, str) and (not who.cookie or rooms.sessions.is_open(who.cookie))
 
 
 class EventStream(StreamingResponse):
     """Pages of events as they come. It has a place among the watchers exactly as long as it is being answered."""
 
-    def __init__(self, feed: EventFeed, client: str, pages: AsyncGenerator[list[EventView], None]) -> None:
-        super().__init__(_lines(pages), media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
+    def __init__(
+        self, feed: EventFeed, begin: int, client: str, who: Who | None, may_still: Callable[[Who | None], bool]
+    ) -> None:
+        super().__init__(self._lines(), media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
         self._feed = feed
+        self._begin = begin
         self._client = client
+        self._who = who
+        self._may_still = may_still
+        self._watcher: Watcher | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer. Raises Refused, before anything was sent, when there is no place."""
-        with self._feed.watching(self._client):
+        with self._feed.watching(self._client, "" if self._who is None else f"token {self._who.name}") as self._watcher:
             await super().__call__(scope, receive, send)
 
+    def _goes_on(self) -> bool:
+        return not (self._watcher and self._watcher.over) and self._may_still(self._who)
 
-async def _lines(pages: AsyncGenerator[list[EventView], None]) -> AsyncIterator[bytes]:
-    yield b"retry: %d\n\n" % RETRY_MILLISECONDS
-    async with aclosing(pages):
-        async for page in pages:
-            yield b"".join(map(_event, page)) or b":\n\n"
+    async def _lines(self) -> AsyncIterator[bytes]:
+        yield b"retry: %d\n\n" % RETRY_MILLISECONDS
+        async with aclosing(self._feed.events(self._begin, self._goes_on)) as pages:
+            async for page in pages:
+                yield b"".join(map(_event, page)) or b":\n\n"
 
 
 def _event(event: EventView) -> bytes:

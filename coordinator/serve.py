@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from .config import CoordinatorConfig
     from .ledger import Ledger
+    from .operator_token import LocalToken
 
 LIMITS = TransportLimits(inbound_max=4096, handshakes_max=512)
 """A pool of thousands, each with the connection from before a break beside its new one, which all come back at once."""
@@ -57,6 +58,9 @@ STATUS_SECONDS = 1.0
 
 DATABASE_SECONDS = 1.0
 """Between two looks for a database that is not there when we start."""
+
+DISK_SECONDS = 2.0
+"""Between two looks whether a full disk has room again."""
 
 IN_USE_SECONDS = 40.0
 """After that it is no ghost of our own: see the keepalives in `database`."""
@@ -85,9 +89,10 @@ async def serve(config: CoordinatorConfig) -> None:
             password = read_password(config.database_password_file)
             with (
                 closing(await _open_when_there(config, password)) as ledger,
-                local_token(config.local_token_path) as local_sha256,
+                local_token(config.local_token_path) as local,
             ):
-                tokens = {OPERATOR: token_sha256, COMMAND_LINE: local_sha256}
+                tokens = {OPERATOR: token_sha256, COMMAND_LINE: local.digest}
+                no_commands = local.write()
                 nat = NatCoordinator(
                     transport,
                     admitted=lambda peer: service.admitted(peer),
@@ -142,9 +147,11 @@ async def serve(config: CoordinatorConfig) -> None:
                     nursery.start_soon(service.run)
                     nursery.start_soon(rooms.feed.run)
                     served = ServedRest(api, service.measures, trio.current_time)
-                    nursery.start_soon(partial(serve_rest, served, listener, tls=tls))
+                    nursery.start_soon(partial(serve_rest, served, listener, tls=tls, proxy=proxy))
                     nursery.start_soon(watch_loop_lag, service.measures.loop_lag, trio.current_time)
                     nursery.start_soon(_write_status, config, service, transport, nat, url)
+                    if no_commands:
+                        nursery.start_soon(_let_commands_in, local, no_commands)
     except TaskUnusable as error:
         raise ConfigurationError(str(error)) from error
     except ScorerUnavailable as error:
@@ -172,6 +179,14 @@ async def _open_when_there(config: CoordinatorConfig, password: str | None) -> L
             status = {"pid": os.getpid(), "state": "starting", "waiting_for": told}
             write_status(config.state_dir / STATUS_FILE, status)
             await trio.sleep(DATABASE_SECONDS)
+
+
+async def _let_commands_in(local: LocalToken, why: str) -> None:
+    """On a full disk everything else is served; commands of this machine come in once their token can be written."""
+    log.warning("%s; commands on this machine are let in when there is room", why)
+    while why:
+        await trio.sleep(DISK_SECONDS)
+        why = local.write()
 
 
 async def _write_status(

@@ -50,6 +50,13 @@ UNMATCHED = "unmatched"
 
 SERVER_ERROR = 500
 
+TURNED_AWAY = frozenset({400, 401, 413, 429})
+"""Statuses of strangers and of those who ask too often, however many: none of them fills a log that is not asked for
+more. What a known person may not is told."""
+
+METHOD_CHARS_MAX = 16
+"""Of a method that a log shows: HTTP has no longer ones, and clients may say anything."""
+
 
 def new_id() -> str:
     """An id for a request."""
@@ -107,13 +114,13 @@ class ServedRest:
                 seconds = self._clock() - begun
                 route = getattr(scope.get("route"), "path", UNMATCHED)
                 self._measures.served(route if isinstance(route, str) else OTHER, status, seconds)
-                read = scope["method"] in {"GET", "HEAD"} and status < SERVER_ERROR
+                quiet = status in TURNED_AWAY or (scope["method"] in {"GET", "HEAD"} and status < SERVER_ERROR)
                 tell(
                     log,
-                    logging.DEBUG if read else logging.INFO,
+                    logging.DEBUG if quiet else logging.INFO,
                     "rest_request",
                     "%s %s: %d in %.3f s",
-                    scope["method"],
+                    scope["method"][:METHOD_CHARS_MAX],
                     route,
                     status,
                     seconds,

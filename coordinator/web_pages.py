@@ -16,7 +16,6 @@ ask, and an address that asks too often is told to wait: strangers cannot keep t
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -27,11 +26,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from echo2.p2p.rates import TokenBucket
 
 from .public_view import public_view
+from .rest_gate import address_of, is_loopback
+from .rest_limits import client_of
 from .web_rules import rules_module
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 
+    from .rest_gate import Door
     from .views import NodeView, RunView
 
     Scope = MutableMapping[str, Any]
@@ -61,7 +63,7 @@ ADDRESS_RATE, ADDRESS_BURST = 20.0, 120.0
 """Requests a second of one address, and at once: a page is about fifteen, and asks one each few seconds."""
 
 PUBLIC_RATE, PUBLIC_BURST = 100.0, 400.0
-"""The same of everybody together, for what the public may see: a proxy in front makes all of them one address."""
+"""The same of everybody together, for what the public may see: there are more addresses than one can count."""
 
 ADDRESSES_MAX = 1024
 """Remembered; the longest quiet is forgotten."""
@@ -121,8 +123,9 @@ def load_pages(folder: Path = FOLDER) -> dict[str, Page]:
 class WebPages:
     """In front of the application: answers for the paths above, hands on all others."""
 
-    def __init__(self, app: App, desk: PublicDesk, *, public: bool, clock: Callable[[], float]) -> None:
+    def __init__(self, app: App, desk: PublicDesk, *, door: Door, public: bool, clock: Callable[[], float]) -> None:
         self._app = app
+        self._door = door
         self._desk = desk
         self._public = public
         self._clock = clock
@@ -175,8 +178,9 @@ class WebPages:
         if self._everybody is None:
             self._everybody = TokenBucket(PUBLIC_RATE, PUBLIC_BURST, now)
         buckets = [self._everybody] if public else []
-        address = (scope.get("client") or ("",))[0]
-        if not _is_loopback(address):
+        address = address_of(scope, self._door)
+        if not is_loopback(address):
+            address = client_of(address)
             mine = self._addresses.pop(address, None) or TokenBucket(ADDRESS_RATE, ADDRESS_BURST, now)
             self._addresses[address] = mine
             if len(self._addresses) > ADDRESSES_MAX:
@@ -187,13 +191,6 @@ class WebPages:
         for bucket in buckets:
             bucket.spend(1, now)
         return True
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 async def _send_page(scope: Scope, send: Send, page: Page) -> None:

@@ -192,25 +192,30 @@ def read_status(path: Path) -> dict[str, Any] | None:
 
 
 class SaidSeldom(logging.Filter):
-    """Lets a logger's complaint through once in `SELDOM_SECONDS`, by the records' own time, and without a traceback.
+    """Lets a logger's complaint through once in `SELDOM_SECONDS`, by the records' own time.
 
-    For `trio.serve_listeners`: out of files, it logs the same traceback ten times a second.
+    For `trio.serve_listeners`, without a traceback: out of files, it logs the same one ten times a second. And for
+    defects that strangers can ask for again and again, of which one is enough.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tracebacks: bool = False) -> None:
         super().__init__()
+        self._tracebacks = tracebacks
         self._said_at = -math.inf
         self._unsaid = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is said; then also how many were not."""
+        """Whether it is said; then also how many were not. What is no complaint always is."""
+        if record.levelno < logging.WARNING:
+            return True
         if 0 <= record.created - self._said_at < SELDOM_SECONDS:
             self._unsaid += 1
             return False
         if self._unsaid:
             record.msg, record.args = f"{record.getMessage()} (and {self._unsaid} times since last said)", ()
         self._said_at, self._unsaid = record.created, 0
-        record.exc_info = None
+        if not self._tracebacks:
+            record.exc_info = None
         return True
 
 

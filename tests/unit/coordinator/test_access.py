@@ -60,6 +60,15 @@ def test_a_token_counts_until_it_expires_or_is_revoked(book, clock):
         book.revoke("bob", actor="operator", reason="again")
 
 
+def test_what_is_no_text_is_refused_in_words(book):
+    """Bytes of a command line in another encoding, as Python has them: no traceback, and no token."""
+    with pytest.raises(Refused, match="cannot record"):
+        book.create("ann", "viewer", expires_seconds=None, actor="operator", reason="caf\udce9")
+    with pytest.raises(Refused, match="cannot record"):
+        book.revoke("caf\udce9", actor="operator", reason="left")
+    assert book.rows() == []
+
+
 def test_a_name_has_one_token_that_counts(book, clock):
     """It is what the audit log calls its holder. Once it counts no more the name is free."""
     create(book, "ann", expires_seconds=10.0)

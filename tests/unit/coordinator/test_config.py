@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -128,13 +130,38 @@ def test_the_local_token_is_there_while_the_coordinator_is(tmp_path):
     """A new one each time, readable by the owner alone."""
     path, seen = tmp_path / "state" / "local-token", set()
     for _ in range(2):
-        with local_token(path) as digest:
+        with local_token(path) as local:
+            assert local.write() == ""
             token = path.read_text().strip()
-            assert hashlib.sha256(token.encode()).digest() == digest
+            assert hashlib.sha256(token.encode()).digest() == local.digest
             assert path.stat().st_mode & 0o077 == 0
             seen.add(token)
         assert not path.exists()
     assert len(seen) == 2
+
+
+def test_a_full_disk_keeps_no_coordinator_from_starting(tmp_path, monkeypatch):
+    """The local token is written when there is room, and no half of one stays behind; other trouble is said at once."""
+    path, fsync = tmp_path / "local-token", os.fsync
+
+    def full(number):
+        def fail(_descriptor):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", fail)
+
+    with local_token(path) as local:
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            full(number)
+            assert f"cannot write {path}: {os.strerror(number)}" == local.write()
+            assert list(tmp_path.iterdir()) == []
+        full(errno.EIO)
+        with pytest.raises(ConfigurationError, match="Input/output error"):
+            local.write()
+        monkeypatch.setattr(os, "fsync", fsync)
+        assert local.write() == ""
+        assert hashlib.sha256(path.read_text().strip().encode()).digest() == local.digest
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_template_shows_every_key_with_its_default(tmp_path):

@@ -13,6 +13,7 @@ from echo2.coordinator.ledger import open_ledger
 from echo2.coordinator.main import app
 from echo2.coordinator.template import TEMPLATE
 from echo2.p2p.codec import decode_record
+from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import Identity, load_or_create_identity, open_signed
 from echo2.p2p.messages import Signed
 from echo2.p2p.postings import Statement, check_statement
@@ -68,6 +69,15 @@ def test_a_payment_is_posted_verified_and_exported(config, tmp_path):
         line = records.list_events(connection, limit=1)[0]
     assert (line.actor, line.action, line.subject) == ("command line", "payment posted", PEER)
     assert line.reason == "1.50 credit, posting 3: for the winter"
+
+
+@pytest.mark.parametrize(("amount", "reason"), [("9" * 40, "too much"), ("1", "caf\udce9")])
+def test_what_cannot_be_posted_is_said(config, amount, reason):
+    """An amount beyond all bounds, a reason whose bytes are no text: one line, and nothing is posted."""
+    done = echo2(config, "ledger", "post", PEER, "--amount", amount, "--reason", reason)
+    assert done.exit_code != 0
+    assert done.exception is None or isinstance(done.exception, (ConfigurationError, SystemExit))
+    assert echo2(config, "ledger", "verify").output.startswith("0 postings")
 
 
 def test_a_tampered_ledger_fails_and_names_the_row(config, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -9,6 +10,7 @@ import trio
 import trio.testing
 from rest_stage import PEER, STRANGER, Stage, is_problem
 
+from echo2.coordinator import routes_events
 from echo2.coordinator.event_feed import (
     HEARTBEAT_SECONDS,
     PAGE,
@@ -18,6 +20,7 @@ from echo2.coordinator.event_feed import (
     EventFeed,
 )
 from echo2.coordinator.ledger import LedgerUnavailable
+from echo2.coordinator.rest_gate import Door, Who
 from echo2.p2p.errors import Refused
 
 
@@ -219,12 +222,77 @@ def test_places_among_the_watchers_are_bounded_and_given_back(stage):
     others = [feed.watching(f"c{number}") for number in range(WATCHERS_MAX - len(mine))]
     for place in others:
         place.__enter__()
+    for place in mine:
+        place.__exit__(None, None, None)
+    more = [feed.watching(f"d{number}") for number in range(len(mine))]
+    for place in more:
+        place.__enter__()
     with pytest.raises(Refused, match="streams are open"), feed.watching("one more"):
         pass
-    for place in (*mine, *others):
+    for place in (*others, *more):
         place.__exit__(None, None, None)
-    with feed.watching("me"):
-        assert feed._watchers == {"me": 1}
+    assert len(feed._watchers) == 0
+
+
+def test_in_a_full_house_whoever_watches_most_gives_up_a_place(stage):
+    """One token at many addresses cannot keep all others from watching: its oldest stream ends for each who comes."""
+    feed = stage.rooms.feed
+    crowd = [feed.watching(f"address {number}", "token viewer") for number in range(WATCHERS_MAX)]
+    watchers = [place.__enter__() for place in crowd]
+    with feed.watching("address 1", "token operator"), feed.watching("address 1", "token operator"):
+        assert [watcher.over for watcher in watchers] == [True, True] + [False] * (WATCHERS_MAX - 2)
+        with pytest.raises(Refused, match="streams are open"), feed.watching("address 1", "token viewer"):
+            pass
+        assert len(feed._watchers) == WATCHERS_MAX
+    for place in crowd:
+        place.__exit__(None, None, None)
+    assert len(feed._watchers) == 0
+
+
+async def test_a_stream_that_gave_up_its_place_ends(stage):
+    """In order and at once, long before its time; a browser comes again by itself."""
+    feed = EventFeed(stage.desk)
+    with feed.watching("c") as watcher:
+        events = feed.events(0, lambda: not watcher.over)
+        assert len(await anext(events)) == 1
+        async with trio.open_nursery() as nursery:
+
+            async def rest():
+                assert [page async for page in events] == []
+
+            nursery.start_soon(rest)
+            await trio.testing.wait_all_tasks_blocked()
+            watcher.over = True
+            feed._ring()
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired", "logged out", "session of a revoked token"])
+async def test_a_stream_ends_with_the_right_to_watch(tmp_path, how):
+    """At its next line or sign of life: a token's that counts no more, a session's that was closed."""
+    stage = Stage(tmp_path, door=Door(open_reads=False), stream_seconds=60.0)
+    token = stage.token("viewer", expires_seconds=60)
+    async with stage.client() as client:
+        headers = token
+        if "ed out" in how or "session" in how:
+            login = await client.post("/v1/session", headers=token)
+            cookie = login.cookies["echo2-session"]
+            headers = {"Cookie": f"echo2-session={cookie}"}
+        digest = hashlib.sha256(token["Authorization"].partition(" ")[2].encode()).digest()
+        who = Who("a-viewer", "viewer", digest, cookie if headers is not token else "")
+        assert routes_events._may_still(stage.rooms, who)
+        if "revoked" in how:
+            stage.access.revoke("a-viewer", actor="test", reason="left")
+        elif how == "expired":
+            stage.wall += 60
+        else:
+            csrf = {"X-CSRF-Token": login.json()["csrf"]}
+            assert (await client.delete("/v1/session", headers=headers | csrf)).status_code == 204
+        assert not routes_events._may_still(stage.rooms, who)
+    feed, watched = stage.rooms.feed, []
+    with feed.watching("c"):
+        watched = [page async for page in feed.events(0, lambda: routes_events._may_still(stage.rooms, who))]
+    assert watched == []
+    stage.close()
 
 
 async def test_whoever_finds_no_place_is_told_before_the_stream_begins(stage):

@@ -226,7 +226,9 @@ def test_a_run_that_is_not_there_is_said_with_those_that_are():
         client.run_name("other")
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "nonsense", "http://"])
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "nonsense", "http://", "http://[::1", "http://127.0.0.1:x/", "http://127.0.0.1:1/\n", ""]
+)
 def test_what_is_no_url_is_said(url):
     """One line."""
     with pytest.raises(ConfigurationError, match="is not a URL like"):
@@ -275,6 +277,42 @@ def test_another_release_is_said():
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"colour": "blue"}))
     with pytest.raises(ConfigurationError, match="another release"):
         RestClient("http://127.0.0.1:1", transport=transport).look("sums")
+
+
+@pytest.mark.parametrize("body", ["<html>", "", "[", "3", "null", '{"a": NaN}', "[" * 100_000])
+@pytest.mark.parametrize("status", [200, 302])
+def test_what_answers_and_is_no_coordinator_is_said(status, body):
+    """Another server at that port, or a page to log in at: one line for each kind of question, never a traceback."""
+    client = RestClient(
+        "http://127.0.0.1:1", transport=httpx.MockTransport(lambda _: httpx.Response(status, text=body))
+    )
+    ask = [
+        client.pool,
+        lambda: client.run_name("sums"),
+        lambda: client.look("sums"),
+        lambda: list(client.rows("/v1/n")),
+    ]
+    for question in ask:
+        with pytest.raises(ConfigurationError, match="is something else, or of another release"):
+            question()
+    if body not in {"3", "null", '{"a": NaN}'}:  # those are an answer of some kind
+        for question in (
+            lambda: client.get("/x"),
+            lambda: client.change("/x", {}),
+            lambda: client.send_text("/x", "", ""),
+        ):
+            with pytest.raises(ConfigurationError, match="is something else"):
+                question()
+    odd = httpx.MockTransport(lambda _: httpx.Response(200, text="id: x\n\n"))
+    with pytest.raises(ConfigurationError, match="is something else"):
+        next(RestClient("http://127.0.0.1:1", transport=odd).follow("/v1/events/stream", 0))
+
+
+def test_a_reason_in_another_encoding_is_said():
+    """As Python has an argument whose bytes are no UTF-8."""
+    client = RestClient("http://127.0.0.1:1", transport=httpx.MockTransport(lambda _: httpx.Response(200, text="{}")))
+    with pytest.raises(ConfigurationError, match="bytes that are not UTF-8"):
+        client.change("/v1/nodes/x/ban", {"reason": "caf\udce9"})
 
 
 def test_https_against_plain_http_is_said():

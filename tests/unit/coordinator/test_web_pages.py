@@ -77,8 +77,8 @@ def client_of(app, client=LOOPBACK):
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=client), base_url="http://127.0.0.1:8080")
 
 
-def pages(desk=None, *, public=True, clock=None):
-    return WebPages(behind, desk or FakeDesk(), public=public, clock=clock or Clock())
+def pages(desk=None, *, public=True, clock=None, door=Door()):  # noqa: B008 - frozen
+    return WebPages(behind, desk or FakeDesk(), door=door, public=public, clock=clock or Clock())
 
 
 PAGES = ["/", "/runs/sums", f"/nodes/{PEER}", "/broadcast", "/events"]
@@ -216,12 +216,31 @@ async def test_everybody_together_may_ask_for_so_much():
 
 
 async def test_no_more_addresses_are_remembered_than_are_kept():
-    """Addresses cost a stranger little."""
+    """Addresses cost a stranger little; those of one IPv6 site nothing, and they are one."""
     app = pages()
     for number in range(ADDRESSES_MAX + 10):
-        async with client_of(app, (f"2001:db8::{number:x}", 1)) as client:
+        async with client_of(app, (f"2001:db8:{number:x}::1", 1)) as client:
             await client.get("/web/icon.svg")
     assert len(app._addresses) == ADDRESSES_MAX
+    site = pages()
+    answers = []
+    for number in range(int(ADDRESS_BURST) + 5):
+        async with client_of(site, (f"2001:db8::{number:x}", 1)) as client:
+            answers.append((await client.get("/web/icon.svg")).status_code)
+    assert (answers.count(200), answers.count(429)) == (ADDRESS_BURST, 5)
+
+
+async def test_behind_a_proxy_each_client_has_a_rate_of_its_own():
+    """As the proxy tells them apart, on this machine or another: a stranger costs an operator no page."""
+    for proxy in ("127.0.0.1", "192.0.2.80"):
+        app = pages(door=Door(open_reads=False, tls=True, proxy=proxy))
+        async with client_of(app, (proxy, 1)) as client:
+            answers = [
+                (await client.get("/", headers={"X-Forwarded-For": "198.51.100.1"})).status_code
+                for _ in range(int(ADDRESS_BURST) + 5)
+            ]
+            assert (answers.count(200), answers.count(429)) == (ADDRESS_BURST, 5)
+            assert (await client.get("/", headers={"X-Forwarded-For": "203.0.113.1"})).status_code == 200
 
 
 async def test_off_loopback_the_pages_are_open_and_the_data_are_not(tmp_path):

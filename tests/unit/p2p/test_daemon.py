@@ -288,9 +288,23 @@ def test_a_process_out_of_files_says_so_once_in_ten_seconds():
     seldom = SaidSeldom()
     said = []
     for tenth in range(250):
-        record = logging.makeLogRecord({"msg": "accept returned %s", "args": ("EMFILE",), "exc_info": (1, 2, 3)})
+        values = {"msg": "accept returned %s", "args": ("EMFILE",), "exc_info": (1, 2, 3), "levelno": logging.ERROR}
+        record = logging.makeLogRecord(values)
         record.created = 1e9 + tenth / 10
         if seldom.filter(record):
             said.append((record.getMessage(), record.exc_info))
     often = "accept returned EMFILE (and 99 times since last said)"
     assert said == [("accept returned EMFILE", None), (often, None), (often, None)]
+
+
+def test_a_defect_keeps_its_traceback_and_what_is_no_complaint_is_always_said():
+    """Of a defect that strangers can ask for; lines for whoever looks closely take nobody's turn."""
+    seldom = SaidSeldom(tracebacks=True)
+
+    def said(level):
+        return seldom.filter(logging.makeLogRecord({"levelno": level, "exc_info": (1, 2, 3), "created": 1e9}))
+
+    assert [said(logging.DEBUG), said(logging.ERROR), said(logging.ERROR), said(logging.DEBUG)] == [1, 1, 0, 1]
+    record = logging.makeLogRecord({"levelno": logging.ERROR, "exc_info": (1, 2, 3), "created": 1e9 + 20})
+    assert seldom.filter(record)
+    assert record.exc_info == (1, 2, 3)
