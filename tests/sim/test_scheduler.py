@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 
 import pytest
+from sim.scheduler_drill import lose_a_third, periods_until_back, settled, share_below
 from sim.scheduler_world import World
 
-PERIODS_BEFORE = 40
-PERIODS_AFTER = 12
 SEEDS = range(8)
 FEW = range(4)
-
-
-def settled(seed, **options):
-    world = World(seed, **options)
-    world.run(PERIODS_BEFORE * world.rules.period_seconds)
-    return world
-
-
-def periods_until_back(world, series, since):
-    """From `since` until mu_pool, which fell below mu_min, is above it again, in periods; 0 where it never fell."""
-    low = next((at for at, mu in series if at > since and mu < world.mu_min), None)
-    if low is None:
-        return 0.0
-    back = next((at for at, mu in series if at > low and mu >= world.mu_min), math.inf)
-    return (back - since) / world.rules.period_seconds
-
-
-def share_below(world, since):
-    """Of the time after `since`, how much the true mu_pool is below mu_min."""
-    after = [mu for at, mu in world.true_mu if at > since]
-    return sum(mu < world.mu_min for mu in after) / len(after)
-
-
-def lose_a_third(world):
-    world.run(2 * world.rng.randrange(30))  # whenever it falls within a period
-    left_at = world.now
-    world.leave(1 / 3)
-    world.run(PERIODS_AFTER * world.rules.period_seconds)
-    return left_at
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
