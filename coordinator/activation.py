@@ -5,23 +5,33 @@ last. mu_pool is the sum over nodes that are assigned and available; mu_target =
 node is smoothed once more, by two periods: a decision taken on one look would pick those that were lucky in it. That a
 node is gone counts at once.
 
-| deviation | measured                                                       | for       | then                       |
-|-----------|----------------------------------------------------------------|-----------|----------------------------|
-| empty     | no node that is assigned is available                          | -         | as starved, at once        |
-| starved   | mu_pool < mu_min                                               | 1 period  | the cheapest standby nodes |
-| lost      | mu_pool < mu_target since a node that worked has gone          | 1 period  | that fill the gap to       |
-| short     | mu_pool < mu_target                                            | 3 periods | mu_target                  |
-| surplus   | mu_pool without some paid node >= (1 + margin) mu_target       | 3 periods | the dearest that can be    |
-|           |                                                                |           | spared are released        |
-| saving    | a set that makes (1 + margin) mu_target costs 20 % less than   | 3 periods | its new members work; the  |
-|           | what works now, and has members that stand by                  |           | others are then surplus    |
+| deviation  | measured                                                      | for       | then                       |
+|------------|---------------------------------------------------------------|-----------|----------------------------|
+| impossible | all that can be had do not make mu_min                        | -         | everybody works, at once   |
+| empty      | no node that is assigned is available                         | -         | as starved, at once        |
+| starved    | mu_pool < mu_min                                              | 1 period  | the cheapest standby nodes |
+| lost       | mu_pool < mu_target, or not surely mu_min, since a node that  | 1 period  | that fill the gap to       |
+|            | worked has gone                                               |           | mu_target; after a loss,   |
+| short      | mu_pool < mu_target                                           | 3 periods | that surely make mu_min    |
+| surplus    | mu_pool without some paid node >= (1 + margin) mu_target      | 3 periods | the dearest that can be    |
+|            |                                                               |           | spared are released        |
+| saving     | a set that makes (1 + margin) mu_target costs 20 % less than  | 3 periods | its new members work; the  |
+|            | what works now, and has members that stand by                 |           | others are then surplus    |
 
 Rules beside it:
 
 - **A loss is a fact**, no noise that passes: what is missing to mu_target then is as urgent as what is missing to
   mu_min. With two or three nodes left, 20 % noise on each is more than gamma covers, and mu_pool looks sufficient, or
   goes to and fro about mu_min, while it is not. The period is for who comes back within it, and for those that went
-  together to be found gone together.
+  together to be found gone together. It is over when all are back, or when what is left has looked sufficient for
+  three periods.
+- **Surely** is what is seen less `doubt` of it over the root of how many there are (`activation_targets.surely`). The
+  cheapest set that just reaches the target is made of those that look faster than they are: after a loss it would be
+  seen at 1.11 mu_min, be 0.99, and nothing but the slow rule would find out. From nine equal nodes on gamma covers it.
+- **Where it is impossible** there is nothing to choose and nothing to wait for; nor after a loss where all that can be
+  had do not make mu_target. It is said once, until they do. Nobody who is away loses its place meanwhile, unless the
+  spend ceiling wants it. While somebody is unmeasured it is not known. While nodes are still being heard of, as after
+  a restart or a cut line, it is as starved: after a period.
 - **A mind is changed once in ten periods.** A paid node that was activated is not released, one that was released not
   activated again, for `hold_periods`: whatever the noise of mu. One exception, because a loss is no noise: after a
   working node has gone, nodes that were released before that may be called back when mu_pool would stay under mu_min.
@@ -46,12 +56,14 @@ Rules beside it:
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from .activation_records import Assignment, Need
 from .activation_table import CONSIDERED_MAX, DEVIATIONS, Table, nodes
+from .activation_targets import surely
 from .money import dollars
-from .selection import Cover, Offer, cheapest_cover, mu_of, price_of
+from .selection import SLACK, Cover, Offer, cheapest_cover, mu_of, price_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,6 +99,7 @@ class _Loop(Table):
                 Need(run, None), "release", "over", peers, f"run {run} is over", mu_of(offers), offers, considered=()
             )
         self.since = {key: at for key, at in self.since.items() if key[0] in runs}
+        self.missing = {peer: run for peer, run in self.missing.items() if run in runs}
         self.standing = {run: cause for run, cause in self.standing.items() if run in runs}
 
     def place_free(self) -> None:
@@ -123,23 +136,30 @@ class _Loop(Table):
         """One run's deviation, and what follows from it."""
         self.give_up_idle(need)
         target, working = self.targets[need.run][0], self.working(need.run)
-        mu = mu_of(working)
         if target is None:
             self.begin_unmeasured(need, working)
             return
-        spare = self.spare(need.run, target)
         slow = self.rules.slow_periods * self.rules.period_seconds
-        if mu < target * (1 - 1e-9):
-            self.clear(need.run, "surplus", "saving")
-            self.fill_in_time(need, target, working)
-        elif spare:
-            self.clear(need.run, "lost", "starved", "short", "saving")
+        enough = mu_of(working) >= target * (1 - SLACK)
+        if enough and ((need.run, "lost") not in self.since or self.made_up(need, target, working, slow)):
+            self.clear(need.run, "lost", "starved", "short")
+            spare = self.spare(need.run, target)
+            if not spare:
+                self.clear(need.run, "surplus")
+                self.save(need, target, working)
+                return
+            self.clear(need.run, "saving")
             lasted = self.lasting(need.run, "surplus")
             if lasted >= slow:
                 self.release(need, target, working, spare, lasted)
         else:
-            self.clear(need.run, "lost", "starved", "short", "surplus")
-            self.save(need, target, working)
+            self.clear(need.run, "surplus", "saving")
+            self.fill_in_time(need, target, working, slow)
+
+    def made_up(self, need: Need, target: float, working: Sequence[Offer], slow: float) -> bool:
+        """Whether what is left after a loss makes mu_min for sure, or has been seen to make the target for long."""
+        sure = surely(working, self.rules.doubt) >= target / self.rules.gamma
+        return sure or self.lasting(need.run, "lost") > slow
 
     def give_up_idle(self, need: Need) -> None:
         """Paid nodes that were tried, or went on after a restart, and made nothing: others get their chance."""
@@ -161,22 +181,38 @@ class _Loop(Table):
         words = f"{nodes(idle)} made nothing in {self.hold_seconds:.0f} s"
         self.note(need, "release", "idle", idle, words, mu_of(before), before)
 
-    def fill_in_time(self, need: Need, target: float, working: Sequence[Offer]) -> None:
+    def fill_in_time(self, need: Need, target: float, working: Sequence[Offer], slow: float) -> None:
         """Below mu_min (or a target cut to the run's share) or after a loss it is urgent; else only mu's variation is
-        at stake."""
+        at stake. Where everybody is needed there is nothing to choose, and nothing to wait for."""
         urgent = self.rules.urgent_periods * self.rules.period_seconds
         starving = mu_of(working) < target / self.rules.gamma
+        short = mu_of(working) < target * (1 - SLACK)
         if not starving:
             self.clear(need.run, "starved")
-        short_seconds = self.lasting(need.run, "short")
-        if not self.manned(need.run):
+        if not short:
+            self.clear(need.run, "short")
+        short_seconds = self.lasting(need.run, "short") if short else 0.0
+        waited = starving and self.lasting(need.run, "starved") >= urgent
+        lost_seconds = self.lasting(need.run, "lost") if (need.run, "lost") in self.since else -1.0
+        most = self.most(need.run)
+        if most < self.possible_from(need.run, target) and (waited or self.settled(need.run)):
+            self.fill(need, "impossible", target, working)
+        elif not self.manned(need.run):
             self.fill(need, "empty", target, working)
-        elif starving and self.lasting(need.run, "starved") >= urgent:
+        elif waited:
             self.fill(need, "starved", target, working)
-        elif (need.run, "lost") in self.since and self.lasting(need.run, "lost") >= urgent:
+        elif lost_seconds >= (0.0 if most < target and self.settled(need.run) else urgent):
             self.fill(need, "lost", target, working)
-        elif not starving and short_seconds >= self.rules.slow_periods * self.rules.period_seconds:
+        elif not starving and short_seconds >= slow:
             self.fill(need, "short", target, working)
+
+    def most(self, run: str) -> float:
+        """What all that can be had would make, resting or not; no bound while somebody is unmeasured."""
+        return math.inf if self.unknown(run) else mu_of(self.everyone(run)) * (1 + SLACK)
+
+    def possible_from(self, run: str, target: float) -> float:
+        """mu_min; once it was said that this is impossible, mu_target, or noise would have it said again and again."""
+        return target if self.standing.get(run) == "impossible" else target / self.rules.gamma
 
     def begin_unmeasured(self, need: Need, working: Sequence[Offer]) -> None:
         self.clear(need.run, *DEVIATIONS)
@@ -189,16 +225,21 @@ class _Loop(Table):
         self.activate(need, cause, Cover(tuple(first), reached=True), self.standby(), words, working, 0.0)
 
     def fill(self, need: Need, cause: Cause, target: float, working: Sequence[Offer]) -> None:
-        """Equation 3 over those that stand by, for what is missing."""
-        mu, lasted = mu_of(working), self.now - self.since.get((need.run, cause), self.now)
+        """Equation 3 over those that stand by, for what is missing; after a loss, with room for what mu is worth."""
+        mu, floor, lasted = (
+            mu_of(working),
+            target / self.rules.gamma,
+            self.now - self.since.get((need.run, cause), self.now),
+        )
+        lost = (need.run, "lost") in self.since
         offers = [*self.standby(), *self.movable(need.run)]
-        if mu_of(offers) + mu < target / self.rules.gamma:
+        if mu + mu_of(offers) < floor:
             offers = [*self.standby(recalled=True), *self.movable(need.run)]
-        cover = self.within_ceiling(self.cover(offers, target - mu))
+        found = self.sure_cover(offers, working, target) if lost else self.cover(offers, target - mu)
+        cover = self.within_ceiling(found)
         if not cover.reached:
             cover = self.within_ceiling(Cover((*cover.chosen, *self.tried(target - mu - cover.mu)), reached=False))
-        line = f"mu_min {target / self.rules.gamma:.4g}" if cause == "starved" else f"mu_target {target:.4g}"
-        words = f"mu_pool {mu:.4g} is below {line}" + (f" for {lasted:.0f} s" if lasted else "")
+        words = self.gap(need.run, cause, target, working) + (f" for {lasted:.0f} s" if lasted else "")
         if not cover.reached:
             limit = "the spend ceiling leaves no more" if len(cover.chosen) < len(offers) else "no more can be had"
             words += f"; {target - mu - cover.mu:.4g} stay missing: {limit}"
@@ -206,6 +247,19 @@ class _Loop(Table):
             self.activate(need, cause, cover, offers, words, working, lasted)
         else:
             self.say_once(need, cause, words, working, offers)
+
+    def gap(self, run: str, cause: Cause, target: float, working: Sequence[Offer]) -> str:
+        """What is missing, in words."""
+        mu, floor = mu_of(working), target / self.rules.gamma
+        if cause == "impossible":
+            most = mu_of(self.everyone(run))
+            line = f"mu_min {floor:.4g}" if most < floor else f"mu_target {target:.4g}"
+            return f"mu_pool {mu:.4g}, and {most:.4g} with all that can be had, is below {line}: everybody works"
+        if mu >= target:
+            least = surely(working, self.rules.doubt)
+            return f"since a loss mu_pool {mu:.4g} may be no more than {least:.4g}, below mu_min {floor:.4g}"
+        line = f"mu_min {floor:.4g}" if cause == "starved" else f"mu_target {target:.4g}"
+        return f"mu_pool {mu:.4g} is below {line}"
 
     def release(
         self, need: Need, target: float, working: Sequence[Offer], spare: Sequence[Offer], lasted: float

@@ -12,8 +12,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from .activation_records import Assignment, Considered, Decision, Need, State
-from .activation_targets import shared_targets, smoothed
-from .selection import Cover, Offer, by_rho, cheapest_cover, in_order, mu_of, price_of
+from .activation_targets import shared_targets, smoothed, surely
+from .selection import SLACK, Cover, Offer, by_rho, cheapest_cover, in_order, mu_of, price_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 CONSIDERED_MAX = 64
 """Candidates that a decision carries, those of the lowest rho: a record stays small in a pool of thousands."""
+
+SURE_ROUNDS = 16
+"""In each the gap grows by what lacks, so what lacks shrinks to `doubt` of it at most: two or three rounds do."""
 
 DEVIATIONS: tuple[Cause, ...] = ("lost", "starved", "short", "surplus", "saving")
 
@@ -42,10 +45,15 @@ class Table:
         self.since: dict[tuple[str, Cause], float] = dict(state.since)
         self.standing = dict(state.standing)
         self.decisions: list[Decision] = []
-        gone = [peer for peer in state.present if peer not in self.candidates or not self.candidates[peer].available]
+        self.here = here = frozenset(peer for peer, each in self.candidates.items() if each.available)
+        gone = {peer: state.assigned[peer].run for peer in state.present - here if peer in state.assigned}
         self.lost_at = now if gone else state.lost_at
-        for peer in gone:
-            self.since.setdefault((state.assigned[peer].run, "lost"), now)
+        back = here & self.assigned.keys()
+        self.missing = {peer: run for peer, run in {**state.missing, **gone}.items() if peer not in back}
+        for run in gone.values():
+            self.since.setdefault((run, "lost"), now)
+        for run, cause in [key for key in self.since if key[1] == "lost" and key[0] not in self.missing.values()]:
+            self.clear(run, cause)
         self.targets = shared_targets(tuple(self.candidates.values()), look.needs, rules)
         self.ceiling = float("inf") if rules.price_ceiling is None else rules.price_ceiling
 
@@ -58,7 +66,16 @@ class Table:
         """What is remembered of all this."""
         working = frozenset(peer for peer in self.assigned if self.candidates[peer].available)
         return State(
-            self.assigned, self.changed, self.since, working, self.lost_at, self.standing, self.smooth, self.now
+            self.assigned,
+            self.changed,
+            self.since,
+            working,
+            self.lost_at,
+            self.standing,
+            self.smooth,
+            self.now,
+            self.missing,
+            self.here,
         )
 
     def working(self, run: str) -> list[Offer]:
@@ -94,6 +111,31 @@ class Table:
             and (not self.held(each.peer) or (recalled and self.changed[each.peer] < self.lost_at))
         ]
 
+    def everyone(self, run: str) -> list[Offer]:
+        """All that could work for the run now if nobody rested; others' nodes only where they have them to spare."""
+        rest = [
+            Offer(each.peer, each.mu, each.price)
+            for each in self.candidates.values()
+            if each.peer not in self.assigned and each.available and each.mu and each.price <= self.ceiling
+        ]
+        return [*self.working(run), *rest, *self.movable(run)]
+
+    def settled(self, run: str) -> bool:
+        """Whether nobody has just come, and whoever is away from the run was seen to go.
+
+        Else a coordinator that was restarted or cut off would take those whom it hears first for all there are.
+        """
+        away = {peer for peer, given in self.assigned.items() if given.run == run and peer not in self.here}
+        return self.here <= self.before.here and away <= self.missing.keys()
+
+    def unknown(self, run: str) -> bool:
+        """Whether somebody works for the run, or could, of whom nothing is measured yet."""
+        tried = any(
+            given.run == run and not given.mu and self.candidates[peer].available
+            for peer, given in self.assigned.items()
+        )
+        return tried or bool(self.untried())
+
     def by_need(self) -> list[Need]:
         """The run that lacks most of its target first."""
 
@@ -111,6 +153,8 @@ class Table:
         """These deviations are not seen any more."""
         for cause in causes:
             self.since.pop((run, cause), None)
+        if "lost" in causes:
+            self.missing = {peer: of for peer, of in self.missing.items() if of != run}
 
     def ordered(self, offers: Iterable[Offer]) -> list[Offer]:
         """By rho, or in the ablation by a seeded shuffle that does not depend on who else is there."""
@@ -122,6 +166,17 @@ class Table:
         if self.rules.nocost_seed is None:
             return cheapest_cover(offers, target)
         return in_order(self.ordered(offers), target)
+
+    def sure_cover(self, offers: Sequence[Offer], working: Sequence[Offer], target: float) -> Cover:
+        """The cheapest that fill the gap to the target, and with which even `surely` mu_min is made; else all."""
+        floor, missing = target / self.rules.gamma, target - mu_of(working)
+        for _ in range(SURE_ROUNDS):
+            cover = self.cover(offers, missing)
+            lacking = floor - surely([*working, *cover.chosen], self.rules.doubt)
+            if lacking <= 0 or len(cover.chosen) == len(offers):
+                break
+            missing = max(missing, cover.mu) + lacking
+        return Cover(cover.chosen, reached=mu_of(working) + cover.mu >= target * (1 - SLACK))
 
     def movable(self, run: str) -> list[Offer]:
         """Free nodes that other runs have to spare."""
@@ -180,15 +235,17 @@ class Table:
         working: Sequence[Offer],
         lasted: float,
     ) -> None:
-        """They work from now on; who was away loses its place to them."""
+        """They work from now on; who was away loses its place to them, unless everybody is needed and can be paid."""
         if not cover.chosen:
             self.say_once(need, cause, f"{words}; nobody who could work stands by", working, offers)
             return
-        lapsed = self.lapse(need.run)
+        whole = price_of(cover.chosen) + sum(given.price for given in self.assigned.values())
+        keep = cause == "impossible" and whole <= (self.rules.spend_ceiling or math.inf)
+        lapsed = [] if keep else self.lapse(need.run)
         for offer in cover.chosen:
             self.assigned[offer.peer] = Assignment(need.run, self.now, offer.mu, offer.price)
             self.changed[offer.peer] = self.now
-        self.clear(need.run, *DEVIATIONS)
+        self.clear(need.run, *(each for each in DEVIATIONS if (each, cause) != ("lost", "impossible")))
         peers = [offer.peer for offer in cover.chosen]
         known = {offer.peer for offer in offers}
         offers = [*offers, *(offer for offer in cover.chosen if offer.peer not in known)]

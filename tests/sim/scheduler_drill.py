@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim.scheduler_world import World
+from sim.scheduler_world import LOOK_SECONDS, World
 
 from echo2.coordinator.activation_records import Rules
 from echo2.coordinator.selection import Offer, mu_of
@@ -78,8 +79,8 @@ class Drill:
 
     nodes: int
     worked: int
-    possible: bool
-    """Whether all that are left, and out of probation, make mu_min."""
+    rest: float
+    """What all that are left, and out of probation, can make, over mu_min."""
     said: bool
     """Whether a decision since the loss says that it is impossible."""
     back: float
@@ -91,8 +92,16 @@ class Drill:
     minds_noise: int
     """Most changes of a node within ten periods, before the loss."""
     minds: int
+    """The same over the whole, without those called back: released before the loss, and needed after it."""
+    recalled: int
+    """How many were."""
     cost_before: float
     cost_after: float
+
+    @property
+    def possible(self) -> bool:
+        """Whether they make mu_min."""
+        return self.rest >= 1
 
 
 def drill(world: World) -> Drill:
@@ -105,26 +114,59 @@ def drill(world: World) -> Drill:
     left_at = world.now
     world.leave(1 / 3, at_least=1)
     left = {each.peer for each in world.usable()}
-    possible = sum(each.mu for each in world.usable()) >= world.mu_min
+    rest = sum(each.mu for each in world.usable()) / world.mu_min
     all_on = math.inf
     for tick in range(1, 30 * PERIODS_HELD + 1):
         world.run(period / 30)
         if all_on == math.inf and left <= set(world.state.assigned):
             all_on = tick / 30
+    recalled = called_back(world, left_at)
     return Drill(
         nodes=world.nodes,
         worked=worked,
-        possible=possible,
+        rest=rest,
         said=any(made.cause == "impossible" for made in world.decisions if made.at > left_at),
         back=periods_until_back(world, world.true_mu, left_at),
         all_on=all_on,
         below_before=below_before,
         below_after=share_below(world, left_at + 3 * period),
         minds_noise=minds_noise,
-        minds=world.changes_within(10),
+        minds=world.changes_within(10, without=recalled),
+        recalled=len(recalled),
         cost_before=cost_before,
         cost_after=over(world, target),
     )
+
+
+def called_back(world: World, left_at: float) -> set[tuple[str, float]]:
+    """Who was activated again within ten periods, and when, though released: only because nodes were lost since."""
+    hold = world.rules.hold_periods * world.rules.period_seconds
+    released: dict[str, float] = {}
+    found = set()
+    for made in world.decisions:
+        for peer in made.chosen:
+            if made.action == "release":
+                released[peer] = made.at
+            elif released.get(peer, made.at) <= left_at < made.at < released[peer] + hold:
+                found.add((peer, made.at))
+    return found
+
+
+def churned(seed: int, nodes: int, periods: int = 60) -> tuple[float, float]:
+    """Each node is away once in half an hour, for 40 to 600 s: cost over the optimum, and time below mu_min, means."""
+    world = settled(seed, nodes=nodes, noise=0.2)
+    began, period, away, costs = world.now, world.rules.period_seconds, dict[str, float](), []
+    while world.now < began + periods * period:
+        for peer, machine in world.machines.items():
+            if machine.alive and world.rng.random() < LOOK_SECONDS / 1800:
+                machine.alive, away[peer] = False, world.now + world.rng.uniform(40, 600)
+            elif away.get(peer, math.inf) <= world.now:
+                machine.alive, machine.ready_at = True, world.now + machine.install_seconds
+                del away[peer]
+        world.run(LOOK_SECONDS)
+        if world.now % period == 0:
+            costs.append(over(world, world.rules.gamma * world.mu_min))
+    return statistics.mean(costs), share_below(world, began)
 
 
 def over(world: World, target: float) -> float:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from echo2.coordinator import capacity
 from echo2.coordinator.activation import step
 from echo2.coordinator.activation_records import Candidate, Decision, Look, Need, Rules, State
 from echo2.coordinator.pool import NodeEntry, Pool
 from echo2.coordinator.selection import Offer, cheapest_cover
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 SLICE = 2
 TICK_SECONDS = 2
@@ -170,13 +174,11 @@ class World:
                 found.setdefault(peer, []).append(decision.at)
         return found
 
-    def changes_within(self, periods: float) -> int:
-        """The most changes of one node within so many periods."""
+    def changes_within(self, periods: float, *, without: Collection[tuple[str, float]] = ()) -> int:
+        """The most changes of one node within so many periods, `without` these."""
         span = periods * self.rules.period_seconds
-        return max(
-            (sum(first <= at < first + span for at in times) for times in self.changes().values() for first in times),
-            default=0,
-        )
+        kept = [[at for at in times if (peer, at) not in without] for peer, times in self.changes().items()]
+        return max((sum(first <= at < first + span for at in times) for times in kept for first in times), default=0)
 
     def price(self) -> int:
         """What works costs an hour."""
