@@ -155,6 +155,6 @@ class State:
     """Smoothed."""
     looked_at: float = float("-inf")
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Of each that has gone since, and is not back: the run whose gap it has left, until that is filled."""
+    """Of each that was seen to go, and is not back: the run whose gap it has left, until its place is given away."""
     here: frozenset[str] = frozenset()
     """Who of all candidates was available at the last look."""

@@ -154,7 +154,7 @@ class Table:
         for cause in causes:
             self.since.pop((run, cause), None)
         if "lost" in causes:
-            self.missing = {peer: of for peer, of in self.missing.items() if of != run}
+            self.missing = {peer: of for peer, of in self.missing.items() if of != run or peer in self.assigned}
 
     def ordered(self, offers: Iterable[Offer]) -> list[Offer]:
         """By rho, or in the ablation by a seeded shuffle that does not depend on who else is there."""

@@ -345,7 +345,7 @@ def test_a_loss_that_nobody_can_fill_is_over_after_three_periods():
     (said,) = loop.until(a, gone)
     assert (said.action, said.cause) == ("none", "lost")
     assert loop.until(a, gone) == ()
-    assert loop.state.missing == {}
+    assert ("r", "lost") not in loop.state.since
     assert loop.until(a, gone, B, periods=8) == ()
 
 
@@ -364,6 +364,21 @@ def test_where_all_there_are_cannot_make_mu_min_everybody_works_at_once():
     assert loop.look(A, B, away[1], C, f) == ()
     assert loop.state.standing["r"] == "steady"
     assert loop.at() == {"a", "b", "c", "e", "f"}
+
+
+def test_it_is_as_impossible_where_they_went_one_after_the_other():
+    """Without b the others make enough for sure; b is still known to have gone when e is found gone a look later."""
+    loop = Loop(Need("r", 6.0))
+    e, f = node("e", 2.0, 0.25), node("f", 1.5, 0.8)
+    loop.look(A, B, C, e, f)
+    loop.needs = (Need("r", 4.0),)
+    away = [node(each.peer, each.mu, each.price / 1e6, available=False) for each in (B, e)]
+    assert loop.look(A, away[0], C, e, f) == ()
+    assert ("r", "lost") not in loop.state.since
+    loop.needs = (Need("r", 6.0),)
+    (made,) = loop.look(A, *away, C, f)
+    assert (made.cause, made.chosen) == ("impossible", ("f",))
+    assert loop.until(A, *away, C, f) == ()
 
 
 def test_a_loss_is_answered_at_once_where_all_there_are_make_no_mu_target():
