@@ -82,7 +82,7 @@ class Drill:
     rest: float
     """What all that are left, and out of probation, can make, over mu_min."""
     said: bool
-    """Whether a decision since the loss says that it is impossible."""
+    """Whether a decision says that it is impossible: one since the loss, or the last one before."""
     back: float
     all_on: float
     """Until all that are left work."""
@@ -113,6 +113,7 @@ def drill(world: World) -> Drill:
     world.run(2 * world.rng.randrange(30))
     left_at = world.now
     world.leave(1 / 3, at_least=1)
+    said = "impossible" in world.state.standing.values()
     left = {each.peer for each in world.usable()}
     rest = sum(each.mu for each in world.usable()) / world.mu_min
     all_on = math.inf
@@ -125,7 +126,7 @@ def drill(world: World) -> Drill:
         nodes=world.nodes,
         worked=worked,
         rest=rest,
-        said=any(made.cause == "impossible" for made in world.decisions if made.at > left_at),
+        said=said or any(made.cause == "impossible" for made in world.decisions if made.at > left_at),
         back=periods_until_back(world, world.true_mu, left_at),
         all_on=all_on,
         below_before=below_before,
