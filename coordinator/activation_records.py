@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Action = Literal["activate", "release", "none"]
 Cause = Literal[
+    "impossible",
     "empty",
     "lost",
     "starved",
@@ -43,6 +44,9 @@ class Rules:
     hold_periods: float = 10.0
     smooth_periods: float = 2.0
     """Half-life of mu in the loop's eyes; 0 = as measured."""
+    doubt: float = 0.3
+    """After a loss: how much less than it looks one node's mu may be, relative; of n alike, doubt / sqrt(n). Three
+    standard deviations of 20 % noise that is drawn each period, smoothed, with a benchmark up to 10 % off."""
     saving_min: float = 0.2
     price_ceiling: int | None = None
     """A node that asks more is no candidate."""
@@ -150,3 +154,7 @@ class State:
     mu: Mapping[str, float] = field(default_factory=dict)
     """Smoothed."""
     looked_at: float = float("-inf")
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Of each that was seen to go, and is not back: the run whose gap it has left, until its place is given away."""
+    here: frozenset[str] = frozenset()
+    """Who of all candidates was available at the last look."""

@@ -1,13 +1,17 @@
-"""What the activation loop goes by: mu of each node, smoothed, and the target of each run. Pure."""
+"""What the activation loop goes by: mu of each node, smoothed; at least what of it; the target of each run. Pure."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+from .selection import mu_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .activation_records import Candidate, Look, Need, Rules, State
+    from .selection import Offer
 
 
 def smoothed(state: State, look: Look, now: float, rules: Rules) -> dict[str, float]:
@@ -22,6 +26,14 @@ def smoothed(state: State, look: Look, now: float, rules: Rules) -> dict[str, fl
         elif each.peer in state.mu:
             found[each.peer] = state.mu[each.peer]
     return found
+
+
+def surely(offers: Sequence[Offer], doubt: float) -> float:
+    """What they make together at least, if one of them may make less than it looks by a part of `doubt`.
+
+    Errors that have nothing to do with each other add up as squares: of n alike it is doubt / sqrt(n) less.
+    """
+    return mu_of(offers) - doubt * math.hypot(*(offer.mu for offer in offers))
 
 
 def shared_targets(

@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 
 import pytest
+from sim.scheduler_drill import drill, lose_a_third, periods_until_back, random_pool, settled, share_below
 from sim.scheduler_world import World
 
-PERIODS_BEFORE = 40
-PERIODS_AFTER = 12
 SEEDS = range(8)
 FEW = range(4)
-
-
-def settled(seed, **options):
-    world = World(seed, **options)
-    world.run(PERIODS_BEFORE * world.rules.period_seconds)
-    return world
-
-
-def periods_until_back(world, series, since):
-    """From `since` until mu_pool, which fell below mu_min, is above it again, in periods; 0 where it never fell."""
-    low = next((at for at, mu in series if at > since and mu < world.mu_min), None)
-    if low is None:
-        return 0.0
-    back = next((at for at, mu in series if at > low and mu >= world.mu_min), math.inf)
-    return (back - since) / world.rules.period_seconds
-
-
-def share_below(world, since):
-    """Of the time after `since`, how much the true mu_pool is below mu_min."""
-    after = [mu for at, mu in world.true_mu if at > since]
-    return sum(mu < world.mu_min for mu in after) / len(after)
-
-
-def lose_a_third(world):
-    world.run(2 * world.rng.randrange(30))  # whenever it falls within a period
-    left_at = world.now
-    world.leave(1 / 3)
-    world.run(PERIODS_AFTER * world.rules.period_seconds)
-    return left_at
+DETECTED_PERIODS = 1.0
+"""Three missed heartbeats of ten seconds, a look each ten, one more where somebody has just come."""
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
@@ -57,12 +28,14 @@ def test_after_a_third_of_the_pool_leaves_it_is_back_within_three_periods(seed, 
 
 
 @pytest.mark.parametrize(
-    ("nodes", "supply", "seed"), [(6, 3.0, 4), (9, 4.0, 8), (12, 3.0, 70), (12, 5.0, 3), (18, 3.0, 2)]
+    ("nodes", "supply", "seed"),
+    [(6, 3.0, 4), (9, 4.0, 8), (12, 3.0, 70), (12, 5.0, 3), (18, 3.0, 2), (18, 3.0, 0), (18, 3.0, 12)],
 )
 def test_a_small_pool_is_back_as_soon(nodes, supply, seed):
     """Two to six working nodes, 20 % noise: what is left looks sufficient where it is not, and is filled all the same.
 
-    Seed 70 of pools of twelve took 4.6 periods while only a gap to mu_min was urgent.
+    Seed 70 of pools of twelve took 4.6 periods while only a gap to mu_min was urgent; seeds 0 and 12 of eighteen 5.8,
+    because those called in had been picked for looking fast.
     """
     world = settled(seed, nodes=nodes, supply=supply, noise=0.2)
     left_at = lose_a_third(world)
@@ -92,3 +65,29 @@ def test_volunteers_come_first():
     paid = statistics.mean(settled(seed, free_share=0.0).price() for seed in FEW)
     mixed = statistics.mean(settled(seed, free_share=0.25).price() for seed in FEW)
     assert mixed < 0.5 * paid
+
+
+def holds(drilled):
+    """What is promised of any pool, whatever its nodes, warm-ups and prices."""
+    assert drilled.minds_noise <= 1
+    assert drilled.minds <= 1
+    if drilled.possible:
+        assert drilled.back <= 3
+    elif drilled.rest < 0.8:  # else noise may make it look possible
+        assert drilled.said
+        assert drilled.all_on <= DETECTED_PERIODS
+
+
+@pytest.mark.parametrize("seed", [30, 318, *FEW])
+def test_a_random_pool_is_back_within_three_periods_or_all_of_it_works_at_once(seed):
+    """Seeds 30 and 318 took 7.5 and 4.9 periods while those called in were taken at what they seemed to make."""
+    holds(drill(random_pool(seed)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("block", range(4))
+def test_many_random_pools(block, noise):
+    """Three hundred more at each noise: 2 to 40 nodes, some of them in probation, a loss at any moment of a period."""
+    for seed in range(1000 + 75 * block, 1075 + 75 * block):
+        holds(drill(random_pool(seed, noise)))

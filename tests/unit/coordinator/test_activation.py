@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from echo2.coordinator.activation import CONSIDERED_MAX, step
 from echo2.coordinator.activation_records import Assignment, Candidate, Look, Need, Rules, State
+from echo2.coordinator.activation_targets import surely
+from echo2.coordinator.selection import Offer
 
 PERIOD = 60.0
 RULES = Rules(period_seconds=PERIOD, smooth_periods=0.0)
@@ -298,6 +300,181 @@ def test_noise_about_mu_min_does_not_put_off_the_answer_to_a_loss():
     for look in range(8):
         made = made or loop.look(node("a", 2.95 if look % 2 else 3.05, 0.2), away, C)
     assert [(each.cause, each.deviation_seconds) for each in made] == [("lost", 60.0)]
+
+
+def test_what_may_be_less_than_it_looks_is_not_enough_after_a_loss():
+    """a alone is seen at 3.4, above mu_target 3.3, but by a `doubt` of 0.3 it may be 2.38: b comes after a period.
+
+    Without a loss the same 3.4 is enough for good; so is 4.4 after one, 3.08 at least.
+    """
+    gone = node("e", 2.0, 0.2, available=False)
+    for seen, lost, decided in ((3.4, True, True), (3.4, False, False), (4.4, True, False)):
+        loop = Loop(Need("r", 4.8 if lost else 3.0))
+        a, e = node("a", seen, 0.1), node("e", 2.0, 0.2)
+        loop.look(a, e if lost else gone, B)
+        assert loop.at() == ({"a", "e"} if lost else {"a"})
+        loop.needs = (Need("r", 3.0),)
+        found = loop.until(a, gone, B, periods=8)
+        assert bool(found) == decided
+        if decided:
+            (made,) = found
+            assert (made.cause, made.deviation_seconds, made.chosen, made.lapsed) == ("lost", 60.0, ("b",), ("e",))
+            assert "since a loss mu_pool 3.4 may be no more than 2.38, below mu_min 3 for 60 s" in made.reason
+
+
+def test_those_called_in_after_a_loss_make_mu_min_even_if_they_were_picked_for_looking_fast():
+    """What is left makes 2, and 1.3 are missing to mu_target: f at 1.35 is the cheapest. But together they may be
+    3.35 - 0.3 sqrt(2^2 + 1.35^2) = 2.63; with g at 2 it is 4 - 0.3 sqrt(8) = 3.15."""
+    f, g, gone = node("f", 1.35, 0.3), node("g", 2.0, 0.5), node("e", 2.0, 0.2, available=False)
+    loop = Loop(Need("r", 3.0))
+    loop.look(A, node("e", 2.0, 0.2), f, g)
+    assert loop.at() == {"a", "e"}
+    (made,) = loop.until(A, gone, f, g)
+    assert (made.cause, made.chosen, made.mu_after) == ("starved", ("g",), 4.0)
+    first = Loop(Need("r", 3.0))
+    first.look(A, f, g)
+    assert first.at() == {"a", "f"}  # no loss: mu is as it is measured
+
+
+def test_a_loss_that_nobody_can_fill_is_over_after_three_periods():
+    """a makes the target as far as one can see, and nobody stands by; one that comes after that is not needed."""
+    loop = Loop(Need("r", 4.8))
+    a, gone = node("a", 3.4, 0.1), node("e", 2.0, 0.2, available=False)
+    loop.look(a, node("e", 2.0, 0.2))
+    loop.needs = (Need("r", 3.0),)
+    (said,) = loop.until(a, gone)
+    assert (said.action, said.cause) == ("none", "lost")
+    assert loop.until(a, gone) == ()
+    assert ("r", "lost") not in loop.state.since
+    assert loop.until(a, gone, B, periods=8) == ()
+
+
+def test_where_all_there_are_cannot_make_mu_min_everybody_works_at_once():
+    """Without b and e, a, c and f make 5.5 of mu_min 6: no period is waited, nobody loses its place, it is said once.
+    When b is back it works at once, and mu_pool is above mu_target."""
+    loop = Loop(Need("r", 6.0))
+    e, f = node("e", 2.0, 0.25), node("f", 1.5, 0.8)
+    loop.look(A, B, C, e, f)
+    assert loop.at() == {"a", "b", "c", "e"}
+    away = [node(each.peer, each.mu, each.price / 1e6, available=False) for each in (B, e)]
+    (made,) = loop.look(A, *away, C, f)
+    assert (made.action, made.cause, made.chosen, made.lapsed) == ("activate", "impossible", ("f",), ())
+    assert made.reason.startswith("mu_pool 4, and 5.5 with all that can be had, is below mu_min 6: everybody works")
+    assert loop.until(A, *away, C, f, periods=20) == ()
+    assert loop.look(A, B, away[1], C, f) == ()
+    assert loop.state.standing["r"] == "steady"
+    assert loop.at() == {"a", "b", "c", "e", "f"}
+
+
+def test_it_is_as_impossible_where_they_went_one_after_the_other():
+    """Without b the others make enough for sure; b is still known to have gone when e is found gone a look later."""
+    loop = Loop(Need("r", 6.0))
+    e, f = node("e", 2.0, 0.25), node("f", 1.5, 0.8)
+    loop.look(A, B, C, e, f)
+    loop.needs = (Need("r", 4.0),)
+    away = [node(each.peer, each.mu, each.price / 1e6, available=False) for each in (B, e)]
+    assert loop.look(A, away[0], C, e, f) == ()
+    assert ("r", "lost") not in loop.state.since
+    loop.needs = (Need("r", 6.0),)
+    (made,) = loop.look(A, *away, C, f)
+    assert (made.cause, made.chosen) == ("impossible", ("f",))
+    assert loop.until(A, *away, C, f) == ()
+
+
+def test_a_loss_is_answered_at_once_where_all_there_are_make_no_mu_target():
+    """a and f make 3.2, between mu_min 3 and mu_target 3.3: nothing to choose. With g there is, so it waits."""
+    f, g, gone = node("f", 1.2, 0.5), node("g", 1.2, 0.6), node("b", 2.0, 0.3, available=False)
+    for others, seconds in (((f,), 0.0), ((f, g), 60.0)):
+        loop = Loop(Need("r", 3.0))
+        loop.look(A, B, *others)
+        assert loop.at() == {"a", "b"}
+        (made,) = loop.until(A, gone, *others)
+        assert made.deviation_seconds == seconds
+        assert made.cause == ("starved" if seconds else "lost")
+
+
+def test_the_spend_ceiling_takes_the_place_of_one_that_is_away_also_where_it_is_impossible():
+    """$0.70 are enough for a and b, or for a and c, not for all three: were b back, it would be too much."""
+    away = node("b", 2.0, 0.3, available=False)
+    for ceiling, lapsed in ((700_000, ("b",)), (900_000, ())):
+        loop = Loop(Need("r", 4.5), rules=Rules(period_seconds=PERIOD, smooth_periods=0.0, spend_ceiling=ceiling))
+        loop.look(A, B, node("c", 2.0, 0.9, available=False))
+        assert loop.at() == {"a", "b"}
+        loop.look(A, B, node("c", 2.0, 0.4, available=False))
+        loop.look(A, away, node("c", 2.0, 0.4, available=False))
+        loop.look(A, away, C)
+        (made,) = loop.look(A, away, C)
+        assert (made.cause, made.chosen, made.lapsed) == ("impossible", ("c",), lapsed)
+
+
+def test_noise_about_mu_min_does_not_say_each_time_that_it_is_impossible():
+    """All there are are seen just below and just above mu_min in turn: said once, until they make mu_target."""
+    loop = Loop(Need("r", 3.0))
+    for look in range(60):
+        loop.look(node("a", 2.95 if look // 6 % 2 else 3.05, 0.2))
+    assert [(made.action, made.cause) for made in loop.decisions] == [("activate", "empty"), ("none", "impossible")]
+    loop.until(node("a", 3.4, 0.2), periods=1)
+    loop.until(node("a", 2.95, 0.2), periods=1)
+    assert [made.cause for made in loop.decisions[2:]] == ["impossible"]
+
+
+def test_whoever_is_heard_first_is_not_taken_for_all_there_are():
+    """After a restart a and b are heard of a look after c, which stands by: nothing is done. Nor after a cut line, when
+    all were gone for a while. Where a and b stay away it is said after a period, and c works."""
+    meant = {"a": Assignment("r", 0.0, 2.0, 200_000), "b": Assignment("r", 0.0, 2.0, 300_000)}
+    gone = [node(each.peer, each.mu, each.price / 1e6, available=False) for each in (A, B, C)]
+    loop = Loop(Need("r", 3.0))
+    loop.state = State(dict(meant))
+    assert loop.look(A, gone[1], C) == ()
+    assert loop.until(A, B, C) == ()
+    loop.look(*gone)
+    assert loop.look(A, gone[1], C) == ()
+    assert loop.until(A, B, C) == ()
+    for first in ((A, gone[1], D), (A, gone[1])):
+        stays = Loop(Need("r", 6.0))
+        stays.state = State(dict(meant))
+        (made,) = stays.until(*first)
+        assert (made.cause, made.deviation_seconds, made.at) == ("impossible", 0.0, PERIOD)
+
+
+def test_it_is_not_called_impossible_while_somebody_is_unmeasured_or_rests():
+    """What those could make is not known, or only not to be had yet."""
+    loop = Loop(Need("r", 6.0))
+    loop.look(A, B, node("x", None, 0.9))
+    assert loop.decisions[-1].cause == "empty"
+    resting = Loop(Need("r", 3.0))
+    resting.state = State(assigned={"a": Assignment("r", 0.0, 2.0, 1)}, changed={"b": 0.0})
+    (made,) = resting.until(A, B)
+    assert (made.action, made.cause) == ("none", "starved")
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.2, 5.0), st.integers(1, 800_000)), min_size=2, max_size=10),
+    st.integers(1, 9),
+    st.floats(0.2, 6.0),
+)
+def test_what_is_called_in_after_a_loss_makes_mu_min_for_sure_or_is_everybody(measured, working, least):
+    """Whatever the rates and prices; and it makes mu_target, or is everybody."""
+    up = [Candidate(f"n{i}", mu, price) for i, (mu, price) in enumerate(measured)]
+    stay = up[: min(working, len(up) - 1)]
+    gone = Candidate("gone", 1.0, 5, available=False)
+    state = State(
+        assigned={each.peer: Assignment("r", 0.0, each.mu, each.price) for each in (*stay, gone)},
+        present=frozenset({"gone"}),
+    )
+    look = Look((*up, gone), (Need("r", least),))
+    state, _ = step(state, look, 0.0, RULES)
+    state, _ = step(state, look, PERIOD, RULES)
+    works = [Offer(each.peer, each.mu, each.price) for each in up if each.peer in state.assigned]
+    if len(works) < len(up):
+        assert surely(works, RULES.doubt) >= least * (1 - 1e-9)
+        assert sum(each.mu for each in works) >= RULES.gamma * least * (1 - 1e-9)
+
+
+def test_errors_add_up_as_squares():
+    """3 and 4 at a doubt of 0.3: 7 - 0.3 x 5. Nobody makes nothing."""
+    assert surely([Offer("a", 3.0, 1), Offer("b", 4.0, 1)], 0.3) == pytest.approx(5.5)
+    assert surely([], 0.3) == 0
 
 
 def test_the_order_without_prices_is_a_seeded_shuffle():

@@ -9,38 +9,20 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sim.scheduler_drill import brute_force, random_offers, target_of
 
 from echo2.coordinator import selection
 from echo2.coordinator.selection import Offer, by_rho, cheapest_cover, in_order, mu_of, price_of
 
 POOLS = 200
-SIZE = 12
-
-
-def pool(rng, size=SIZE):
-    """Rates that differ several-fold and prices that do not follow them: what the internet offers."""
-    return [Offer(f"n{i}", rng.lognormvariate(0.0, 0.6), round(rng.uniform(0.05, 0.8) * 1e6)) for i in range(size)]
-
-
-def brute_force(offers, target):
-    """The price of the best of all subsets."""
-    rates, prices = [0.0] * (1 << len(offers)), [0] * (1 << len(offers))
-    best = None
-    for subset in range(1, 1 << len(offers)):
-        bit = (subset & -subset).bit_length() - 1
-        rest = subset & (subset - 1)
-        rates[subset], prices[subset] = rates[rest] + offers[bit].mu, prices[rest] + offers[bit].price
-        if rates[subset] >= target * (1 - 1e-9) and (best is None or prices[subset] < best):
-            best = prices[subset]
-    return best
 
 
 def gaps(seed, choose):
     """Cost over the optimum of 200 random pools of 12, each with a target from a fifth to nine tenths of it."""
     rng, found = random.Random(seed), []
     for _ in range(POOLS):
-        offers = pool(rng)
-        target = rng.uniform(0.2, 0.9) * mu_of(offers)
+        offers = random_offers(rng)
+        target = target_of(rng, offers)
         chosen = choose(offers, target)
         assert mu_of(chosen) >= target * (1 - 1e-9)
         found.append(price_of(chosen) / brute_force(offers, target) - 1)
@@ -118,7 +100,7 @@ def test_the_core_makes_large_pools_nearly_exact():
     """Pools of 20, solved exactly by a larger limit, against the path that they take: mean below 0.2 %."""
     rng, found = random.Random(5), []
     for _ in range(30):
-        offers = pool(rng, 20)
+        offers = random_offers(rng, 20)
         target = rng.uniform(0.2, 0.9) * mu_of(offers)
         best = cheapest_cover(offers, target, exact_max=20).price
         found.append(cheapest_cover(offers, target).price / best - 1)
@@ -131,7 +113,7 @@ def test_sixteen_offers_take_less_than_50_ms(kind):
     """Whatever the numbers: there is nothing that could blow up. CPU time, the best of five."""
     rng = random.Random(1)
     makers = {
-        "random": lambda: pool(rng, 16),
+        "random": lambda: random_offers(rng, 16),
         "equal": lambda: [Offer(f"n{i}", 1.0, 1_000_000) for i in range(16)],
         "powers": lambda: [Offer(f"n{i}", 2.0**i, 2**i) for i in range(16)],
     }
@@ -165,6 +147,6 @@ def test_a_cover_covers_and_nothing_in_it_is_superfluous(offers, share, exact_ma
 @given(st.permutations(range(8)))
 def test_the_order_in_which_offers_come_does_not_matter(order):
     """Equal pools give equal choices."""
-    offers = pool(random.Random(3), 8)
+    offers = random_offers(random.Random(3), 8)
     target = 0.5 * mu_of(offers)
     assert cheapest_cover([offers[i] for i in order], target).peers == cheapest_cover(offers, target).peers
