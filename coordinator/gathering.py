@@ -6,6 +6,7 @@ end, in the order it came, in one transaction; each is answered only when that i
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
@@ -23,11 +24,13 @@ TOGETHER_MAX = 32
 """Requests in one transaction: its time is nobody else's."""
 
 
-class _Batch(Generic[Q, A]):
-    def __init__(self) -> None:
-        self.asked: list[Q] = []
-        self.outcomes: list[A | Exception] = []
-        self.done = trio.Event()
+class _Asked(Generic[Q, A]):
+    __slots__ = ("outcome", "request", "woken")
+
+    def __init__(self, request: Q) -> None:
+        self.request = request
+        self.outcome: A | Exception | None = None
+        self.woken = trio.Event()
 
 
 class Gathering(Generic[Q, A]):
@@ -35,42 +38,55 @@ class Gathering(Generic[Q, A]):
 
     When it raises, nothing of them was kept. Then each is tried alone, so that the one at fault costs nobody else
     anything; unless it was the ledger that could not be written.
+
+    Of those that wait only the first does anything; the others sleep until it has done it for them, or until they are
+    the first: a thousand that woke at the end of every pause would leave time for nothing else.
     """
 
     def __init__(self, carry_out: Callable[[Sequence[Q]], Sequence[A | Exception]], clock: Callable[[], float]) -> None:
         self._carry_out = carry_out
         self._clock = clock
         self._rhythm = Rhythm(clock)
-        self._batch: _Batch[Q, A] | None = None
+        self._queue: deque[_Asked[Q, A]] = deque()
 
     async def ask(self, request: Q) -> A:
-        """The answer, once it is durable. Raises what `carry_out` has for this request."""
-        batch = self._batch
-        if batch is not None and len(batch.asked) < TOGETHER_MAX:
-            number = len(batch.asked)
-            batch.asked.append(request)
-            await batch.done.wait()
-        else:
-            batch, number = _Batch[Q, A](), 0
-            batch.asked.append(request)
-            await self._lead(batch)
-        outcome = batch.outcomes[number]
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        """The answer, once it is durable. Raises what `carry_out` has for this request.
 
-    async def _lead(self, batch: _Batch[Q, A]) -> None:
-        with trio.CancelScope(shield=True):  # an asker that goes away takes nobody with it; this is short
-            while pause := self._rhythm.pause:
-                if self._batch is None:
-                    self._batch = batch
-                await trio.sleep(pause)
-        if self._batch is batch:
-            self._batch = None
+        Who is cancelled before it was carried out is passed over: nobody waits for it any more.
+        """
+        asked = _Asked[Q, A](request)
+        self._queue.append(asked)
+        try:
+            if self._queue[0] is not asked:
+                await asked.woken.wait()
+            if asked.outcome is None:
+                await self._lead()
+        finally:
+            if asked.outcome is None:
+                first = self._queue[0] is asked
+                self._queue.remove(asked)
+                if first:
+                    self._wake_first()
+        assert asked.outcome is not None
+        if isinstance(asked.outcome, Exception):
+            raise asked.outcome
+        return asked.outcome
+
+    async def _lead(self) -> None:
+        while pause := self._rhythm.pause:  # noqa: ASYNC110 - looked at again: a clock may be early
+            await trio.sleep(pause)
+        batch = [self._queue.popleft() for _ in range(min(len(self._queue), TOGETHER_MAX))]
         began = self._clock()
-        batch.outcomes = self._outcomes(batch.asked)
+        outcomes = self._outcomes([asked.request for asked in batch])
         self._rhythm.made(began)
-        batch.done.set()
+        for asked, outcome in zip(batch, outcomes, strict=True):
+            asked.outcome = outcome
+            asked.woken.set()
+        self._wake_first()
+
+    def _wake_first(self) -> None:
+        if self._queue:
+            self._queue[0].woken.set()
 
     def _outcomes(self, asked: Sequence[Q]) -> list[A | Exception]:
         try:

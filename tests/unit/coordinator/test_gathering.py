@@ -113,21 +113,36 @@ async def test_a_ledger_that_cannot_be_written_refuses_all_and_is_tried_once(aut
     assert desk.clock.spent == spent + desk.commit_seconds
 
 
+async def test_a_crowd_is_carried_out_in_full_commits_in_the_order_it_came(autojump_clock):
+    """A thousand behind one: whoever waits does nothing meanwhile, and no commit is made for one of them alone."""
+    desk = Desk()
+    numbers = range(1000)
+    await desk.ask(7)
+    async with trio.open_nursery() as nursery:
+        for number in numbers:
+            nursery.start_soon(desk.ask, number)
+            await trio.testing.wait_all_tasks_blocked()
+    sizes = list(map(len, desk.commits[1:]))
+    assert [number for commit in desk.commits[1:] for number in commit] == list(numbers)
+    assert all(size == TOGETHER_MAX for size in sizes[:-1])
+
+
 async def test_an_asker_that_goes_away_takes_nobody_with_it(autojump_clock):
-    """The first one waits for all; its stream breaks meanwhile."""
+    """The first one waits for all; its stream breaks meanwhile. What nobody waits for is not carried out."""
     desk = Desk()
     await desk.ask(7)
     async with trio.open_nursery() as nursery:
-        scope = trio.CancelScope()
+        scopes = {}
 
-        async def first():
-            with scope:
-                await desk.ask(1)
+        async def ask(number):
+            with trio.CancelScope() as scopes[number]:
+                await desk.ask(number)
 
-        nursery.start_soon(first)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(desk.ask, 2)
-        await trio.testing.wait_all_tasks_blocked()
-        scope.cancel()
-    assert desk.commits == [[7], [1, 2]]
-    assert desk.answers[2] == 4
+        for number in range(1, 6):
+            nursery.start_soon(ask, number)
+            await trio.testing.wait_all_tasks_blocked()
+        for number in (1, 2, 4):  # who leads, who would lead next, and one of those behind
+            scopes[number].cancel()
+            await trio.testing.wait_all_tasks_blocked()
+    assert desk.commits == [[7], [3, 5]]
+    assert desk.answers == {7: 14, 3: 6, 5: 10}
