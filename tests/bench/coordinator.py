@@ -17,7 +17,8 @@ the pool, the nodes, the runs, the metrics and the events, each once a second.
 | ceiling_per_s             | the same rows by bare SQL into the same kind of database, a commit a submission        |
 | http_json_per_s           | what one would write in an afternoon: JSON over HTTP, FastAPI, a commit for each POST  |
 
-Everything runs on the machine's cores at once; what the clients take the coordinator does not get, so CPU is told too.
+Everything runs on the machine's cores at once. Nodes have machines of their own in truth: their processes are
+`NODES_NICE` nicer than the coordinator, so that they take what it leaves, and what they took is told too.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ HEARTBEAT_SECONDS = 10.0
 JOIN_SECONDS = 600.0
 CALM_SECONDS, FLAT_OUT_SECONDS = 10.0, 20.0
 POLL_SECONDS = 1.0
+NODES_NICE = 5
 IN_TIME_SECONDS = 1.0
 """Before it is judged by: a heartbeat needs some time on its way."""
 
@@ -69,11 +71,13 @@ def say(text: str) -> None:
 class Helper:
     """A process that answers a line of JSON to each line of input."""
 
-    def __init__(self, script: str, *arguments: str) -> None:
+    def __init__(self, script: str, *arguments: str, nice: int = 0) -> None:
         path = Path(__file__).resolve().parents[1] / script
         self.process = subprocess.Popen(
             [sys.executable, str(path), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        if nice:
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
 
     def tell(self, **order: Any) -> None:
         assert self.process.stdin is not None
@@ -112,7 +116,7 @@ class Load:
         join = self._coordinator.token(arguments.nodes)
         share = -(-arguments.nodes // arguments.processes)
         for first in range(0, arguments.nodes, share):
-            host = Helper("e2e/light_host.py")
+            host = Helper("e2e/light_host.py", nice=NODES_NICE)
             stack.callback(host.end)
             host.tell(
                 coordinator={"peer": join.peer, "addresses": join.addresses},
