@@ -395,6 +395,10 @@ class CoordinatorConfig(StatePlace):
         """Every run of the settings, the first one first."""
         return (self.run, *self.runs)
 
+    def named(self, name: str) -> RunConfig | None:
+        """The run of this name; None when the settings have none."""
+        return next((run for run in self.all_runs if run.name == name), None)
+
     def for_run(self, run: RunConfig) -> CoordinatorConfig:
         """The same settings, seen from one of the runs."""
         return self.model_copy(update={"run": run})

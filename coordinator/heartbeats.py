@@ -158,7 +158,7 @@ class HeartbeatDesk:
     async def _hold(self, node: NodeEntry, body: HeartbeatBody) -> None:
         office = self._office
         deadline = office.clock() + min(body.hold_seconds, office.config.heartbeat_seconds, WAIT_SECONDS_MAX)
-        while body.session == node.session and body.sequence == node.sequence and office.pool.has(node):
+        while body.session == node.session and body.sequence == node.sequence:
             now = office.clock()
             wanted = self._speak_at(node, body, now)
             if now >= min(wanted, deadline):

@@ -12,6 +12,8 @@ from .pricing import PICO_PER_MICRO
 from .views import NodeView, PoolView
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .house import House
     from .office import Office
     from .pool import NodeEntry
@@ -75,6 +77,13 @@ class PoolOverview:
         self._house.first.balances.catch_up(self._house.ledger)
         return [self._node(node, now) for node in self._house.pool.nodes.values()]
 
+    def nodes_of(self, office: Office) -> list[NodeView]:
+        """Those that are in a run or have delivered to it, with the rollouts of that run alone."""
+        now, did = self._house.clock(), office.tally.by_peer
+        office.balances.catch_up(self._house.ledger)
+        nodes = [node for node in self._house.pool.nodes.values() if office.pool.has(node) or node.peer in did]
+        return [self._node(node, now, [office]) for node in nodes]
+
     def node(self, peer: str) -> NodeView:
         """One of them. Raises KeyError."""
         return self._node(self._house.pool.nodes[peer], self._house.clock())
@@ -86,10 +95,11 @@ class PoolOverview:
         health = node.health(now, self._house.pool.heartbeat_seconds)
         return health if node.state == "active" or health == "dead" else node.state
 
-    def _node(self, node: NodeEntry, now: float) -> NodeView:
+    def _node(self, node: NodeEntry, now: float, of: Iterable[Office] = ()) -> NodeView:
+        """`of`: whose rollouts are counted; none: of all runs."""
         house, office = self._house, self._house.of_node(node)
         counts: Counter[str] = Counter()
-        for each in house:
+        for each in of or house:
             counts.update(each.tally.by_peer.get(node.peer, {}))
         train = counts_view(counts)
         held = [lease for each in house for lease in each.run.leases.held_by(node.peer)]

@@ -17,13 +17,15 @@ A desk decides, commits to the ledger, changes memory and answers, in one go bet
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
 from echo2.p2p.channel import answering, hold_against
 from echo2.p2p.errors import ConfigurationError, Refused
+from echo2.p2p.join import ANY_RUN
 from echo2.p2p.messages import (
     AdmittedRequest,
     AppealRequest,
@@ -46,7 +48,8 @@ from echo2.p2p.unread import Unread
 from . import schema
 from .admission import AdmissionDesk
 from .broadcast_view import broadcast_view
-from .config import check_apart
+from .config import RUNS_MAX, check_apart
+from .created_runs import is_known, kept_settings
 from .ledger import LedgerUnavailable
 from .measures import Measures
 from .node_records import transitions_of
@@ -55,7 +58,7 @@ from .office import WAIT_SECONDS_MAX
 from .opening import Opener, Served, tools_of
 from .pool import DEAD_HEARTBEATS, LATE_HEARTBEATS
 from .pool_overview import PoolOverview
-from .records import events_behind, list_events, newest_event
+from .records import add_event, events_behind, list_events, newest_event
 from .run_desks import open_desks
 from .scheduling import DECISIONS_REMEMBERED
 from .served import served_to_peer
@@ -63,7 +66,8 @@ from .tokens import issue_token, list_tokens, revoke_token
 from .views import EventView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     import sqlalchemy as sa
 
@@ -122,8 +126,8 @@ class CoordinatorService:
     """One coordinator with its runs. Loads the ledger when made; serves in `run`.
 
     `task` and `text` stand in for the catalogue's task and the model folder's tokeniser, in tests and simulations;
-    `tools` has those of a run that has others than `scorer`, `task` and `text`. `created`: runs of the settings that
-    were created over REST, with these, as JSON.
+    `tools` has those of a run that has others than `scorer`, `task` and `text`, and `open_tools` makes them for a run
+    that is created under way. `created`: runs of the settings that were created over REST, with these, as JSON.
     `proved` picks, of the addresses that a node claims, those it was found at; without it all are believed.
     Raises ConfigurationError when a run cannot be what the configuration says.
     """
@@ -144,6 +148,7 @@ class CoordinatorService:
         proved: Callable[[str, tuple[str, ...]], tuple[str, ...]] | None = None,
         tools: Mapping[str, RunTools] | None = None,
         created: Mapping[str, str] | None = None,
+        open_tools: Callable[[RunConfig], AbstractAsyncContextManager[RunTools]] | None = None,
     ) -> None:
         self._config = config
         self._transport = transport
@@ -158,7 +163,9 @@ class CoordinatorService:
             for run in config.all_runs
         }
         self._opener = Opener(config, identity, transport, ledger, clock, wall, entropy, self.measures, proved)
+        self._open_tools = open_tools or partial(_given_tools, scorer, task, text)
         self._nursery: trio.Nursery | None = None
+        self._hosts: trio.Nursery | None = None
         self._set_up(*self._opener.open(self._served))
 
     def _set_up(self, house: House, life: NodeLife, placement: Placement, schedulers: dict[str, Scheduler]) -> None:
@@ -185,6 +192,10 @@ class CoordinatorService:
 
     async def run(self) -> None:
         """Serve until cancelled. After a commit of which nobody knows whether it holds, begin anew from the ledger."""
+        async with trio.open_nursery() as self._hosts:
+            await self._serve_for_ever()
+
+    async def _serve_for_ever(self) -> None:
         while True:
             self._answer()
             async with trio.open_nursery() as nursery:
@@ -201,16 +212,37 @@ class CoordinatorService:
                 desks.leases.retire()
             log.warning("the database is back: everything was read from it again, as after a restart")
 
-    def add_run(self, run: RunConfig, tools: RunTools, *, settings: str, actor: str, reason: str) -> None:
-        """Serve one run more from now on; the ledger keeps `settings`, which it is begun with again after a restart.
+    async def create_run(self, run: RunConfig, *, actor: str, reason: str) -> RunView:
+        """Serve one run more from now on, and after a restart. Raises Refused for one that cannot be beside the others
+        or while the ledger cannot be written, ConfigurationError for a task that cannot be used."""
+        self._check_beside(run)
+        if self._hosts is None:
+            raise Refused("starting", "the coordinator is starting", 1.0)
+        await self._hosts.start(self._host, run, actor, reason)
+        return self.run_view(run.name)
 
-        Raises Refused for one that cannot be beside the others, or while the ledger cannot be written.
-        """
-        served = Served(run, tools, settings)
+    async def _host(self, run: RunConfig, actor: str, reason: str, *, task_status: Any) -> None:
+        """A created run has its tools for as long as the coordinator serves."""
+        async with self._open_tools(run) as tools:
+            self._check_beside(run)  # another one may have been created meanwhile
+            self._add_run(run, tools, actor=actor, reason=reason)
+            task_status.started()
+            await trio.sleep_forever()
+
+    def _check_beside(self, run: RunConfig) -> None:
+        if is_known(self._house.ledger, run.name):
+            raise Refused("run_exists", f"the ledger has a run {run.name!r} already; take another name")
+        if len(self._served) >= RUNS_MAX:
+            raise Refused(
+                "too_many_runs", f"this coordinator has {len(self._served)} runs, which is as many as it takes"
+            )
         try:
             check_apart([*(other.config for other in self._served.values()), run])
         except ValueError as error:
             raise Refused("run_exists", str(error)) from error
+
+    def _add_run(self, run: RunConfig, tools: RunTools, *, actor: str, reason: str) -> None:
+        served = Served(run, tools, kept_settings(run))
         house = self._house
         try:
             scheduler = self._opener.open_another(house, self._node_life, served)
@@ -220,6 +252,9 @@ class CoordinatorService:
         desks = self._desks[run.name] = open_desks(house.offices[run.name], self._node_life, scheduler)
         if self._nursery is not None:
             desks.start(self._nursery)
+        with suppress(LedgerUnavailable), house.ledger.transaction() as connection:
+            facts = {"actor": actor, "action": "run created", "subject": run.name, "reason": reason}
+            add_event(connection, wall=house.wall(), **facts)
         log.info("the run %s was created by %s: %s", run.name, actor, reason)
 
     def _answer(self) -> None:
@@ -284,6 +319,10 @@ class CoordinatorService:
         """Every node that memory holds, in the order of admission."""
         return self._overview.nodes()
 
+    def nodes_of(self, run: str) -> list[NodeView]:
+        """Those that work for a run or have done so, with what they did for it. Raises KeyError."""
+        return self._overview.nodes_of(self._desks[run].office)
+
     def node_view(self, peer: str) -> NodeView:
         """One node. Raises KeyError when it was never admitted."""
         return self._overview.node(peer)
@@ -339,6 +378,11 @@ class CoordinatorService:
         """Open appeals first, then those that were answered. Raises Refused while the ledger cannot be read."""
         return self._first.appeals.view()
 
+    @property
+    def any_run(self) -> str:
+        """What a join string says that is for no particular run: the name of the only one, or that it is for any."""
+        return next(iter(self._desks)) if len(self._desks) == 1 else ANY_RUN
+
     # changed by operators, each on record
 
     def resolve_appeal(
@@ -349,9 +393,12 @@ class CoordinatorService:
             id_, upheld, actor=actor, reason=reason, amount_micros=amount_micros, unit=unit
         )
 
-    def create_token(self, *, uses: int, expires_seconds: float | None, actor: str, reason: str) -> str:
-        """A token that lets `uses` new nodes in. Shown once: the ledger keeps its hash."""
-        office = self._office
+    def create_token(
+        self, *, uses: int, expires_seconds: float | None, actor: str, reason: str, run: str | None = None
+    ) -> str:
+        """A token that lets `uses` new nodes in, into `run` alone unless that is None. Shown once: the ledger keeps its
+        hash. Raises KeyError when there is no such run."""
+        office = self._office if run is None else self._desks[run].office
         token = issue_token(
             office.ledger,
             uses=uses,
@@ -360,6 +407,7 @@ class CoordinatorService:
             entropy=office.entropy,
             actor=actor,
             reason=reason,
+            run=run,
         )
         log.info("a token for %d nodes was made by %s: %s", uses, actor, reason)
         return token
@@ -484,3 +532,11 @@ class CoordinatorService:
     ) -> None:
         self._known_node(peer)
         self._node_life.change(peer, event, actor=actor, reason=reason, expires_seconds=expires_seconds)
+
+
+@asynccontextmanager
+async def _given_tools(
+    scorer: Scorer, task: Task | SandboxTask | None, text: ModelText | None, run: RunConfig
+) -> AsyncIterator[RunTools]:
+    """What the service was made with, where nobody opens others."""
+    yield tools_of(run, scorer, task, text)

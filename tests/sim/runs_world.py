@@ -148,7 +148,7 @@ class RunsWorld:
         key = self.keys["coordinator"].peer_id
         async with self.network.transport(self.keys[name]) as transport:
             await NodeService(
-                config=NodeSettings(name=name, receipts_seconds=1.0, statements_seconds=1.0, batch=8),
+                config=NodeSettings(name=name, receipts_seconds=3.0, statements_seconds=30.0, batch=8),
                 identity=self.keys[name],
                 transport=transport,
                 join=JoinString(key, (f"/memory/{key}",), self.token, "*"),
