@@ -246,6 +246,13 @@ class Office:
         """Median of recent broadcasts, in seconds."""
         return self.run.t_bcast
 
+    def mu_min(self) -> float | None:
+        """Equation 2; None while it is unmeasured, or when no rate is enough."""
+        run, t_train, t_bcast = self.config.run, self.t_train(), self.t_bcast()
+        if t_train is None or t_bcast is None:
+            return None
+        return capacity.mu_min(kappa=run.kappa, t_train=t_train, t_bcast=t_bcast, rollouts_per_step=run.R)
+
     def staleness_estimate(self) -> int | None:
         """Delta; None while T_train, T_bcast or mu_pool is unmeasured."""
         t_train, t_bcast = self.t_train(), self.t_bcast()

@@ -29,7 +29,9 @@ RUN_FILE_BYTES_MAX = 64 * 1024
 
 TOML = "application/toml"
 
-runs_app = typer.Typer(no_args_is_help=False, help="The run: list, show, pause, resume, stop; and run files judged.")
+runs_app = typer.Typer(
+    no_args_is_help=False, help="The runs: list, show, create, pause, resume, stop; and run files judged."
+)
 
 RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="its name; may be left out")]
 FileArgument = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="a run file, as `echo2 submit` takes it")]

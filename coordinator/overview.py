@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import capacity
 from .money import MICRO
 from .views import EvaluationView, RolloutCounts, RunView, StepView
 
@@ -39,7 +40,7 @@ class Overview:
         steps = [run.steps[step] for step in sorted(run.steps)]
         last = steps[-1] if steps else None
         payroll = office.payroll
-        version = run.version
+        version, least = run.version, office.mu_min()
         return RunView(
             run=run.name,
             task=config.task,
@@ -49,6 +50,8 @@ class Overview:
             weight=config.weight,
             nodes=sum(1 for _ in office.pool.live(office.clock())),
             mu_pool=office.pool.mu(office.clock()),
+            mu_min=least,
+            mu_target=capacity.mu_target(least, office.config.activation.gamma),
             learner=config.learner,
             learner_connected=run.learner_seen_at is not None
             and office.clock() - run.learner_seen_at <= LEARNER_LATE_SECONDS,

@@ -44,7 +44,7 @@ class PoolOverview:
         refused: Counter[str] = Counter()
         for office in house:
             refused.update(office.tally.refused)
-        needed = [mu_min(office) for office in house if one or office.run.state == "running"]
+        needed = [office.mu_min() for office in house if one or office.run.state == "running"]
         known = [least for least in needed if least is not None]
         least = sum(known) if known and len(known) == len(needed) else None
         return PoolView(
@@ -150,11 +150,3 @@ class PoolOverview:
             protocol_errors=errors,
             reason=resting + (node.state_reason if node.state in EXPLAINED else node.last_reason),
         )
-
-
-def mu_min(office: Office) -> float | None:
-    """Equation 2 of a run; None while it is unmeasured, or when no rate is enough."""
-    run, t_train, t_bcast = office.config.run, office.t_train(), office.t_bcast()
-    if t_train is None or t_bcast is None:
-        return None
-    return capacity.mu_min(kappa=run.kappa, t_train=t_train, t_bcast=t_bcast, rollouts_per_step=run.R)

@@ -78,10 +78,12 @@ class Scheduler:
         """Who worked when this coordinator ended: paid nodes on their terms, free ones until they are measured anew."""
         office, now, wall = self._office, self._office.clock(), self._office.wall()
         run = office.run.name
+        nodes = {node.peer: node for node in office.pool.members()}
+        mine = {*nodes, run} if len(office.runs) > 1 else None
         with office.ledger.reading() as connection:
             last = last_changes(connection, ACTOR, (ACTIVATED, RELEASED))
-            self._before = told_decisions(connection, ACTOR, {word: kind for kind, word in ACTIONS.items()}, run)
-        nodes = {node.peer: node for node in office.pool.members()}
+            words = {word: kind for kind, word in ACTIONS.items()}
+            self._before = told_decisions(connection, ACTOR, words, run, mine)
         working = [peer for peer, (action, _) in last.items() if action == ACTIVATED and peer in nodes]
         free = {peer: Assignment(run, now, 0.0, 0) for peer in working if not nodes[peer].price}
         engaged = [office.payroll.engaged[number] for number in office.payroll.by_peer.values()]

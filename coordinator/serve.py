@@ -200,7 +200,7 @@ async def _write_status(
             "state": run.state,
             "version": run.version,
             "waiting_for": pool.trouble or run.waiting,
-            "runs": {view.run: view.state for view in service.runs_view()},
+            "runs": service.run_states,
             "pool": pool.model_dump(mode="json"),
             "network": transport.view().model_dump(mode="json"),
             "relay": asdict(nat.view()),

@@ -379,6 +379,11 @@ class CoordinatorService:
         return self._first.appeals.view()
 
     @property
+    def run_states(self) -> dict[str, str]:
+        """The state of each run."""
+        return {name: desks.office.run.state for name, desks in self._desks.items()}
+
+    @property
     def any_run(self) -> str:
         """What a join string says that is for no particular run: the name of the only one, or that it is for any."""
         return next(iter(self._desks)) if len(self._desks) == 1 else ANY_RUN

@@ -1,7 +1,8 @@
 """`echo2 submit`: a run file judged before anything is spent, and the settings of both daemons made from it.
 
-One coordinator serves one run, and begins it when it starts. So submitting a run means to write `coordinator.toml` and
-`learner.toml`, with keys for both, into a folder; with them the run is started. `--dry-run` writes nothing.
+Submitting a run means to write `coordinator.toml` and `learner.toml`, with keys for both, into a folder; with them the
+run is started in a pool of its own. `--dry-run` writes nothing. Into a pool that is there a run goes by
+`echo2-coordinator runs create`, which makes the learner's settings with `learner_toml`.
 """
 
 from __future__ import annotations

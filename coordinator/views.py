@@ -212,6 +212,10 @@ class RunView(View):
     """Live nodes that are placed in it."""
     mu_pool: float = 0.0
     """Accepted rollouts per second of those of them that work."""
+    mu_min: float | None = None
+    """Equation 2; None while unmeasured or when no rate is enough."""
+    mu_target: float | None = None
+    """gamma mu_min."""
     learner: str
     learner_connected: bool
     learner_status: str

@@ -311,6 +311,12 @@ async def test_a_paid_node_that_is_moved_stands_by_and_leaves_its_account(autoju
             rows = connection.execute(sa.select(accounts.c.number, accounts.c.run).order_by(accounts.c.number)).all()
         assert [(row.number, row.run) for row in rows] == [(1, run), (2, other)]
         assert replays(service)
+        told = [(made["run"], made["action"]) for made in service.decisions_view()]
+        assert told.count((other, "activate")) == told.count((run, "activate")) == 1
+        assert told.count((other, "place")) == 1
+    async with pool.serving() as service:
+        told = [made["action"] for made in service.decisions_view()]
+        assert (told.count("activate"), told.count("place")) == (2, 2)
 
 
 async def test_a_run_may_be_created_under_way(autojump_clock, pool, tools):
