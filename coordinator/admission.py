@@ -363,6 +363,7 @@ class AdmissionDesk:
             "addresses": json.dumps(hello.addresses),
             "price": hello.price_micros_hour,
             "run": run,
+            "wanted": hello.run or bound,
             "bound": bound,
         }
         mark = _mark(hello)

@@ -54,7 +54,7 @@ CONTENT: dict[str, frozenset[str]] = {
 
 YOUNGER: dict[str, Row] = {
     "tokens": {"run": None},
-    "nodes": {"price": 0, "run": None, "bound": None},
+    "nodes": {"price": 0, "run": None, "wanted": None, "bound": None},
     "runs": {"settings": None},
     "leases": {"account": None},
     "rollouts": {"in_time": None},

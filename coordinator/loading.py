@@ -133,6 +133,7 @@ def _node(row: Any, move: Any, config: CoordinatorConfig) -> NodeEntry:
         home=row.home,
         probation=Probation(row.warmup_returned, row.warmup_failed, benchmark=measured),
         run=row.run or "",
+        wanted=row.wanted,
         bound=row.bound,
         price=config.activation.price(row.peer, row.price),
     )

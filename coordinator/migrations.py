@@ -257,7 +257,7 @@ def _access(op: Operations) -> None:
 
 def _runs(op: Operations) -> None:
     """Several runs share a pool: which a node is placed in, which its token is for; runs created over REST."""
-    for name in ("run", "bound"):
+    for name in ("run", "wanted", "bound"):
         op.add_column("nodes", sa.Column(name, sa.String(64)))
     op.add_column("tokens", sa.Column("run", sa.String(64)))
     op.add_column("runs", sa.Column("settings", sa.Text))

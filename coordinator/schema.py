@@ -77,6 +77,7 @@ nodes = Table(
     Column("benchmark_rollouts", Float),  # per second; None while it is not measured
     Column("benchmark_tokens", Float),
     Column("run", String(64)),  # that it is placed in; None: it never was
+    Column("wanted", String(64)),  # the only run that it takes part in, by its join string; None: any
     Column("bound", String(64)),  # the only run that its token lets it into; None: any
 )
 

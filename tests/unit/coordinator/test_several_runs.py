@@ -353,6 +353,34 @@ async def test_a_run_may_be_created_under_way(autojump_clock, pool, tools):
         assert [view.weight for view in service.runs_view()] == [2.0, 1.0, 3.0]
 
 
+async def test_all_runs_begin_anew_after_a_commit_in_doubt(autojump_clock, pool, tools):
+    """A run that was created is still served, nodes are where they were, and one that names its run is not moved."""
+    async with pool.serving() as service, AsyncExitStack() as stack:
+        await begin(pool, stack)
+        nodes = await nodes_of(pool, stack, 3)
+        bound = await stack.enter_async_context(pool.node(20))
+        bound.wanted = "r2"
+        await hello(pool, bound, pool.token())
+        third = pool.config().run.model_copy(update={"name": "r3", "learner": tools.identity(4).peer_id})
+        await service.create_run(third, actor="operator", reason="test")
+        service._office.ledger.in_doubt = True
+        await trio.sleep(2.0)
+        assert [view.run for view in service.runs_view()] == ["r1", "r2", "r3"]
+        for node in (*nodes, bound):
+            await node.heartbeat()
+        assert shares(service) == {"r1": 2, "r2": 2, "r3": 0}
+        for _ in range(20):
+            await trio.sleep(10.0)
+            for node in (*nodes, bound):
+                with suppress(Refused):
+                    await node.heartbeat()
+        assert service.node_view(bound.peer_id).run == "r2"
+        learner = await stack.enter_async_context(pool.learner(4))
+        learner.run = "r3"
+        assert welcomed(pool, await learner.hello()) == "r3"
+        await learner.publish()
+
+
 async def test_a_node_of_a_run_that_is_gone_is_placed_anew(autojump_clock, pool):
     """A run taken out of the settings leaves its nodes to the others."""
     two = pool.config
