@@ -39,8 +39,9 @@ from echo2.p2p.messages import (
 from . import schema, sessions
 from .admission_limits import HELLO_BURST, HELLO_SECONDS, HelloRate, NewKeys, check_room
 from .history import Delete, insert, update
-from .loading import load_node
+from .loading import load_node, load_receipts
 from .node_states import NEW
+from .placement import record_placed
 from .pool import KNOWN_MAX, NodeEntry
 from .records import record, storable
 
@@ -51,10 +52,12 @@ if TYPE_CHECKING:
     from echo2.p2p.transport import Transport
 
     from .history import Change
+    from .house import House
     from .node_life import NodeLife
     from .node_records import Moves
     from .node_states import NodeEvent
     from .office import Office
+    from .placement import Placement
 
 
 log = logging.getLogger(__name__)
@@ -87,18 +90,19 @@ FIRST: dict[str, object] = {
 class AdmissionDesk:
     """Answers hello."""
 
-    def __init__(self, office: Office, life: NodeLife, transport: Transport) -> None:
-        self._office = office
+    def __init__(self, house: House, life: NodeLife, placement: Placement, transport: Transport) -> None:
+        self._house = house
         self._life = life
+        self._placement = placement
         self._transport = transport
         self._rate = HelloRate()
-        self._keys = NewKeys(office.config.admission.limits)
+        self._keys = NewKeys(house.config.admission.limits)
         self._recorded: dict[str, dict[str, object]] = {}
-        self._incarnation = office.entropy(INCARNATION_BYTES)
+        self._incarnation = house.first.entropy(INCARNATION_BYTES)
 
     async def hello(self, peer: str, hello: Hello) -> Welcome:
         """Admit `peer`. Raises Refused."""
-        wait = self._rate.count(peer, self._office.clock())
+        wait = self._rate.count(peer, self._house.clock())
         if wait:
             raise Refused("too_often", f"at most {HELLO_BURST} hellos in {HELLO_BURST * HELLO_SECONDS:.0f} s", wait)
         if WIRE_VERSION not in hello.wire_versions:
@@ -107,19 +111,19 @@ class AdmissionDesk:
                 f"this coordinator speaks wire version {WIRE_VERSION}, {hello.software[:64]} speaks "
                 f"{', '.join(map(str, hello.wire_versions))}; install the echo2 release the coordinator runs",
             )
-        state = self._learner(peer, hello) if hello.role == "learner" else self._node(peer, hello)
-        office = self._office
+        learns = hello.role == "learner"
+        office, state = self._learner(peer, hello) if learns else self._node(peer, hello)
         return Welcome(
             wire_version=WIRE_VERSION,
             node_state=state,
             coordinator_time_seconds=office.wall(),
             heartbeat_seconds=office.config.heartbeat_seconds,
-            descriptor=self.descriptor(),
-            standing=self._standing() if hello.role == "learner" else None,
+            descriptor=descriptor(office),
+            standing=self._standing(office) if learns else None,
         )
 
-    def _standing(self) -> Standing:
-        run = self._office.run
+    def _standing(self, office: Office) -> Standing:
+        run = office.run
         current = run.current.manifest if run.current is not None else None
         return Standing(
             incarnation=self._incarnation,
@@ -130,72 +134,84 @@ class AdmissionDesk:
             admitted_sequence=run.next_sequence - 1,
         )
 
-    def descriptor(self) -> Signed:
-        """The run, signed, with the learner's present addresses."""
-        office = self._office
-        run, card = office.config.run, office.prompts.text.card
-        return office.identity.sign(
-            "run",
-            RunDescriptor(
-                run=run.name,
-                task=run.task,
-                model=card.name,
-                tokenizer_sha256=bytes.fromhex(card.tokenizer_sha256),
-                vocabulary_size=card.vocabulary_size,
-                context_tokens=card.context_tokens,
-                learner=PeerAddress(peer=run.learner, addresses=office.run.learner_addresses),
-                staleness_max=run.S,
-                publish_period=run.kappa,
-                rollouts_per_step=run.R,
-                group_size=run.n,
-                steps=run.steps,
-                sampling=train_sampling(office),
-            ),
-        )
-
-    def _learner(self, peer: str, hello: Hello) -> str:
-        office = self._office
+    def _learner(self, peer: str, hello: Hello) -> tuple[Office, str]:
+        office = self._house.of_learner(peer)
+        if office is None:
+            raise self._house.not_a_learner(peer)
         office.known_learner(peer, office.run.name)
         self._record(peer, hello)
         office.run.learner_addresses = hello.addresses
         office.run.forget_plans()  # their root may have moved
-        return "active"
+        return office, "active"
 
-    def _node(self, peer: str, hello: Hello) -> str:
-        office = self._office
-        if peer == office.config.run.learner:
+    def _node(self, peer: str, hello: Hello) -> tuple[Office, str]:
+        house = self._house
+        if house.of_learner(peer) is not None:
             raise Refused("not_a_node", "this key is the run's learner; a node needs a key of its own")
-        node, host, now = self.find(peer), self._transport.remote(peer), office.clock()
+        node, host, now = self.find(peer), self._transport.remote(peer), house.clock()
         if node is not None and node.state == "banned":
             self._life.refuse_soon(peer)
-            raise office.banned(node)
+            raise house.first.banned(node)
+        if hello.run is not None:
+            house.office(hello.run)
         anew = node is not None and self._claim(node, hello, now)
         self._check_room(peer, host, now)
         if node is None:
             node = self._let_in(peer, hello, host, now)
         else:
-            price = office.config.activation.price(peer, hello.price_micros_hour)
-            moves, spent = self._goes_on(node, hello, price)
-            self._record(peer, hello, moves=moves, changes=spent)
-            node.price = price
-            if moves is not None:
-                self._life.apply([moves])
+            self._take_again(node, hello)
         if anew or (node.session is None and hello.session is not None):
             assert hello.session is not None, "a session was claimed"
             self._life.adopt(node, hello.session, _mark(hello))
+        office = house.of_node(node)
         if node.addresses != hello.addresses:
             office.run.forget_plans()
         node.name, node.software, node.addresses = hello.name, hello.software, hello.addresses
         node.seen_at, node.host = now, host
-        return node.state
+        return office, node.state
+
+    def _take_again(self, node: NodeEntry, hello: Hello) -> None:
+        """A known node: what its hello changes. Raises Refused."""
+        house, peer = self._house, node.peer
+        bound, spent = self._binding(node, hello)
+        wanted = hello.run or bound
+        run, why = self._placement.choose(peer, node.run, wanted)
+        if node.run and run != node.run:
+            self._placement.move({peer: (run, why)})
+        price = house.config.activation.price(peer, hello.price_micros_hour)
+        moves = self._goes_on(node, price, house.offices[run], brought=bool(spent))
+        placed = "" if node.run == run else why
+        self._record(peer, hello, run, bound, placed=placed, moves=moves, changes=spent)
+        node.price, node.run, node.wanted, node.bound = price, run, wanted, bound
+        if moves is not None:
+            self._life.apply([moves])
+
+    def _binding(self, node: NodeEntry, hello: Hello) -> tuple[str | None, list[Change]]:
+        """The only run that a known node may work for by its token, and the use of another token, where one is needed:
+        by a node that has applied, and for another run. Raises Refused."""
+        if node.state == "applied":
+            with suppress(Refused):
+                change, bound = _find(self._house, hello.token, hello.run)
+                return bound, [change]
+        if node.bound is None or (hello.run in {None, node.bound} and node.bound in self._house.offices):
+            return node.bound, []
+        if not hello.token:
+            raise Refused(
+                "token_run",
+                f"this node was let in for the run {node.bound} alone; ask the operator for another join string",
+            )
+        change, bound = _find(self._house, hello.token, hello.run)
+        return bound, [change]
 
     def find(self, peer: str) -> NodeEntry | None:
         """The node of this key, from the ledger if memory let go of it."""
-        office = self._office
-        node = office.pool.nodes.get(peer)
+        house = self._house
+        node = house.pool.nodes.get(peer)
         if node is None:
-            node = load_node(office.ledger, office.config, peer)
+            node = load_node(house.ledger, house.config, peer, house.offices)
             if node is not None:
+                for office in house:
+                    office.run.receipts |= load_receipts(house.ledger, office.run.name, [peer])
                 self._remember(node)
         return node
 
@@ -204,15 +220,15 @@ class AdmissionDesk:
         if hello.session is None:
             return False
         try:
-            return sessions.check(node, hello.session, _mark(hello), now, self._office.config.heartbeat_seconds)
+            return sessions.check(node, hello.session, _mark(hello), now, self._house.config.heartbeat_seconds)
         except Refused as refused:
             if refused.code == "identity_live":
                 self._life.rival_refused(node)
             raise
 
     def _check_room(self, peer: str, host: str | None, now: float) -> None:
-        office, heartbeat = self._office, self._office.config.heartbeat_seconds
-        others = sum(1 for each in office.pool.live(now) if each.peer != peer)
+        house, heartbeat = self._house, self._house.config.heartbeat_seconds
+        others = sum(1 for each in house.pool.live(now) if each.peer != peer)
         if others >= NODES_MAX:
             raise Refused(
                 "pool_full",
@@ -221,49 +237,53 @@ class AdmissionDesk:
             )
         near = (
             each.host
-            for each in office.pool.nodes.values()
+            for each in house.pool.nodes.values()
             if each.peer != peer and each.state != "left" and each.health(now, heartbeat) != "dead"
         )
-        check_room(host, near, office.config.admission.limits)
+        check_room(host, near, house.config.admission.limits)
 
     def _let_in(self, peer: str, hello: Hello, host: str | None, now: float) -> NodeEntry:
         """A key that was never here. Raises Refused."""
-        office, mode = self._office, self._office.config.admission.mode
+        house, mode = self._house, self._house.config.admission.mode
         self._keys.check(host, now)
         spent: list[Change] = []
+        bound: str | None = None
         event, why = "joined", "this pool is open to anyone"
         if mode == "token" or (mode == "hand" and hello.token):
             try:
-                spent, why = [_find(office, hello.token)], "it brought a join token"
+                change, bound = _find(house, hello.token, hello.run)
+                spent, why = [change], "it brought a join token"
             except Refused:
                 if mode == "token":
                     raise
         if mode == "hand" and not spent:
             event, why = "applied", "this pool's operator admits each new node by hand"
             spent = self._make_room()
-        price = office.config.activation.price(peer, hello.price_micros_hour)
+        wanted = hello.run or bound
+        run, placed = self._placement.choose(peer, "", wanted)
+        price = house.config.activation.price(peer, hello.price_micros_hour)
         event_kind: NodeEvent = "applied" if event == "applied" else "joined"
         moves = self._life.moves(peer, NEW, event_kind, actor=peer, reason=why, price=price)
-        self._record(peer, hello, moves=moves, changes=spent)
+        self._record(peer, hello, run, bound, placed=placed, moves=moves, changes=spent)
         self._keys.count(host, now)
         for change in spent:
             if isinstance(change, Delete) and change.table == "nodes":
                 for row in change.rows:
-                    office.pool.nodes.pop(row[0], None)
+                    house.pool.nodes.pop(row[0], None)
         node = NodeEntry(peer, hello.name, hello.software, hello.addresses, standing=moves.standing)
-        node.price = price
+        node.price, node.run, node.wanted, node.bound = price, run, wanted, bound
         self._remember(node)
-        office.run.forget_plans()
+        house.of_node(node).run.forget_plans()
         return node
 
     def _make_room(self) -> list[Change]:
         """For one more that waits: the longest silent goes. Raises Refused when none is silent."""
-        office, now = self._office, self._office.clock()
-        waiting = [node for node in office.pool.nodes.values() if node.state == "applied"]
-        most = office.config.admission.applied_max
+        house, now = self._house, self._house.clock()
+        waiting = [node for node in house.pool.nodes.values() if node.state == "applied"]
+        most = house.config.admission.applied_max
         if len(waiting) < most:
             return []
-        heartbeat = office.config.heartbeat_seconds
+        heartbeat = house.config.heartbeat_seconds
         silent = [node for node in waiting if node.health(now, heartbeat) == "dead"]
         if not silent:
             raise Refused(
@@ -279,49 +299,62 @@ class AdmissionDesk:
             Delete("nodes", [(gone.peer,)]),
         ]
 
-    def _goes_on(self, node: NodeEntry, hello: Hello, price: int) -> tuple[Moves | None, list[Change]]:
-        """What a known node's hello changes: one that had left comes back; one that has applied brings a token now; a
-        volunteer asks for a price, and stands by until the scheduler calls it, or no longer does."""
+    def _goes_on(self, node: NodeEntry, price: int, office: Office, *, brought: bool) -> Moves | None:
+        """What a known node's hello makes of it: one that had left comes back; one that has applied has `brought` a
+        token now; a volunteer asks for a price, and stands by until the scheduler calls it, or no longer does."""
         if node.state == "left":
-            return self._life.moves(node.peer, node.standing, "returned", actor=node.peer, reason="it said hello"), []
-        if node.state == "applied" and hello.token:
-            with suppress(Refused):
-                spent = [_find(self._office, hello.token)]
-                why = "it brought a join token"
-                return self._life.moves(node.peer, node.standing, "admitted", actor=node.peer, reason=why), spent
-        if node.state == "active" and price and node.peer not in self._office.payroll.by_peer:
-            return self._life.moves(node.peer, node.standing, "released", actor=node.peer, reason="it has a price"), []
+            return self._life.moves(node.peer, node.standing, "returned", actor=node.peer, reason="it said hello")
+        if node.state == "applied" and brought:
+            why = "it brought a join token"
+            return self._life.moves(node.peer, node.standing, "admitted", actor=node.peer, reason=why)
+        if node.state == "active" and price and node.peer not in office.payroll.by_peer:
+            return self._life.moves(node.peer, node.standing, "released", actor=node.peer, reason="it has a price")
         if node.state == "standby" and not price:
             why = "it asks for nothing any more"
-            return self._life.moves(node.peer, node.standing, "activated", actor=node.peer, reason=why), []
-        return None, []
+            return self._life.moves(node.peer, node.standing, "activated", actor=node.peer, reason=why)
+        return None
 
     def _remember(self, node: NodeEntry) -> None:
         """Keep it in memory; beyond the bound, those go that have nothing with us, the longest silent first."""
-        office = self._office
-        nodes = office.pool.nodes
+        house = self._house
+        nodes = house.pool.nodes
         nodes[node.peer] = node
         while len(self._recorded) > KNOWN_MAX:
             del self._recorded[next(iter(self._recorded))]
         if len(nodes) <= KNOWN_MAX:
             return
-        now, heartbeat = office.clock(), office.config.heartbeat_seconds
-        busy = {entry.peer for entry in office.run.unfinished.values()}
+        now, heartbeat = house.clock(), house.config.heartbeat_seconds
+        busy = {entry.peer for office in house for entry in office.run.unfinished.values()}
         idle = [
             each
             for each in nodes.values()
             if each is not node
             and each.peer not in busy
-            and not office.run.leases.held_by(each.peer)
+            and not any(office.run.leases.held_by(each.peer) for office in house)
             and each.health(now, heartbeat) == "dead"
         ]
         idle.sort(key=lambda each: each.seen_at or float("-inf"))
         for each in idle[: len(nodes) - KNOWN_MAX + KNOWN_SPARE]:
             del nodes[each.peer]
+            for office in house:
+                office.run.receipts.pop(each.peer, None)
 
-    def _record(self, peer: str, hello: Hello, *, moves: Moves | None = None, changes: Sequence[Change] = ()) -> None:
-        """Put on record what this hello says that the last one, to this process, did not. Raises Refused."""
-        wall = self._office.wall()
+    def _record(
+        self,
+        peer: str,
+        hello: Hello,
+        run: str | None = None,
+        bound: str | None = None,
+        *,
+        placed: str = "",
+        moves: Moves | None = None,
+        changes: Sequence[Change] = (),
+    ) -> None:
+        """Put on record what this hello says that the last one, to this process, did not. Raises Refused.
+
+        `placed`: why a node that was in no run is in this one.
+        """
+        wall = self._house.wall()
         table = schema.nodes
         said: dict[str, object] = {
             "role": hello.role,
@@ -329,6 +362,9 @@ class AdmissionDesk:
             "software": storable(hello.software),
             "addresses": json.dumps(hello.addresses),
             "price": hello.price_micros_hour,
+            "run": run,
+            "wanted": hello.run or bound,
+            "bound": bound,
         }
         mark = _mark(hello)
         if mark is not None:
@@ -342,7 +378,7 @@ class AdmissionDesk:
             values |= moves.values
             listed = moves.listed()
         new = moves is not None and moves.transitions[0].from_state == "new"
-        with self._office.ledger.transaction() as connection:
+        with self._house.ledger.transaction() as connection:
             found = not new and connection.scalar(sa.select(table.c.peer).where(table.c.peer == peer))
             if found:
                 change: Change = update("nodes", [peer], values)
@@ -362,8 +398,35 @@ class AdmissionDesk:
                 reason=hello.name,
                 kind="audit" if new else "flow",
             )
+            if placed and run is not None and self._placement.several:
+                record_placed(connection, peer, "", run, placed, wall)
         self._recorded[peer] = said
+        if placed and run is not None and self._placement.several:
+            self._placement.note(peer, "", run, placed)
         log.info("%s %s %s", hello.role, f"{action[5:]}:" if new else "is back:", hello.name, extra={"peer": peer})
+
+
+def descriptor(office: Office) -> Signed:
+    """The run, signed, with the learner's present addresses."""
+    run, card = office.config.run, office.prompts.text.card
+    return office.identity.sign(
+        "run",
+        RunDescriptor(
+            run=run.name,
+            task=run.task,
+            model=card.name,
+            tokenizer_sha256=bytes.fromhex(card.tokenizer_sha256),
+            vocabulary_size=card.vocabulary_size,
+            context_tokens=card.context_tokens,
+            learner=PeerAddress(peer=run.learner, addresses=office.run.learner_addresses),
+            staleness_max=run.S,
+            publish_period=run.kappa,
+            rollouts_per_step=run.R,
+            group_size=run.n,
+            steps=run.steps,
+            sampling=train_sampling(office),
+        ),
+    )
 
 
 def train_sampling(office: Office) -> Sampling:
@@ -379,23 +442,28 @@ def train_sampling(office: Office) -> Sampling:
     )
 
 
-def _find(office: Office, token: str) -> Change:
-    """The token used once, by the coordinator's time. Raises Refused."""
+def _find(house: House, token: str, run: str | None) -> tuple[Change, str | None]:
+    """The token used once, by the coordinator's time, and the only run that it is for. Raises Refused."""
     if not token:
         raise Refused("token_missing", "a new node joins with a token; ask the operator for a join string")
     table = schema.tokens
-    with office.ledger.reading() as connection:
+    with house.ledger.reading() as connection:
         row = connection.execute(sa.select(table).where(table.c.hash == _hash(token))).first()
     if row is None:
         raise Refused(
             "token_unknown",
             "this coordinator made no such token; copy the join string again, whole, or ask the operator for a new one",
         )
-    if row.expires is not None and office.wall() >= row.expires:
+    if row.expires is not None and house.wall() >= row.expires:
         raise Refused("token_expired", "the join token has expired; ask the operator for a new join string")
     if row.used >= row.quota:
         raise Refused("token_spent", "the join token is used up; ask the operator for a new join string")
-    return update("tokens", [row.hash], {"used": row.used + 1})  # nobody else spends: one coordinator has the ledger
+    if row.run is not None and run not in {None, row.run}:
+        raise Refused("token_run", f"the join token is for the run {row.run}, not {run}; ask for another join string")
+    if row.run is not None:
+        house.office(row.run)
+    # Nobody else spends: one coordinator has the ledger.
+    return update("tokens", [row.hash], {"used": row.used + 1}), row.run
 
 
 def _hash(token: str) -> bytes:

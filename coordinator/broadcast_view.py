@@ -102,7 +102,7 @@ def broadcast_view(office: Office, limit: int = NODES_SHOWN) -> BroadcastView:
     overdue = since is not None and usual is not None and since > usual
     rows = [
         _row(node, current, live=node.peer in live, counted=node.peer in counted, late=late, overdue=overdue)
-        for node in office.pool.nodes.values()
+        for node in office.pool.members()
     ]
     rows.sort(key=lambda row: (_ORDER.index(row.place), not row.counted, row.name))
     manifest, chunks = current.manifest, chunks_of(current.manifest)

@@ -32,7 +32,7 @@ class BroadcastDesk:
     async def manifest(self, peer: str, request: ManifestRequest) -> ManifestReply:
         """The manifest, the plan as it is now with the asker in it, and its ticket. Raises Refused."""
         office = self._office
-        node = office.known_node(peer, request.run)
+        node = office.placed_node(peer, request.run)
         if node.state not in SERVING:
             raise Refused(node.state, f"{node.state}: {node.state_reason}"[:512], office.config.heartbeat_seconds)
         current = office.run.current

@@ -26,7 +26,7 @@ from .pricing import Budget, CreditRates
 from .probation import WarmupRules
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 IDENTITY_FILE = "identity.key"
 LEDGER_FILE = "ledger.sqlite3"
@@ -36,6 +36,9 @@ LOCAL_TOKEN_FILE = "local-token"  # noqa: S105 - the name of a file; beside the 
 TOKEN_USES_MAX = 10_000
 TOKEN_HOURS_MAX = 24 * 366.0
 """A join token for a whole pool for a year; more is a mistake."""
+
+RUNS_MAX = 32
+"""Runs of one pool: each has a scorer's process and its books in memory."""
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -211,6 +214,9 @@ class RunConfig(Settings):
     budget: Annotated[
         float, Field(ge=0, le=1e9, description="dollars that nodes may be paid for this run; 0 = no bound")
     ] = 0.0
+    weight: Annotated[
+        float, Field(ge=0.001, le=1000, description="share of the nodes, over the sum of the weights of all open runs")
+    ] = 1.0
     seed: Annotated[int, Field(ge=0, le=2**53, description="orders the prompts")] = 0
 
     S: Annotated[int, Field(ge=0, le=1000, description="staleness budget in steps; 0 = synchronous")] = 3
@@ -286,6 +292,22 @@ class RunConfig(Settings):
         return min(self.slice_samples_max, self.n)
 
 
+def check_apart(runs: Iterable[RunConfig]) -> None:
+    """Raise ValueError unless each run has a name and a learner of its own: both are what requests are known by."""
+    names: set[str] = set()
+    learners: dict[str, str] = {}
+    for run in runs:
+        if run.name in names:
+            raise ValueError(f"two runs are called {run.name!r}; each needs a name of its own")
+        if run.learner in learners:
+            raise ValueError(
+                f"the runs {learners[run.learner]!r} and {run.name!r} have one learner; each needs a learner with a "
+                "key of its own (another --home)"
+            )
+        names.add(run.name)
+        learners[run.learner] = run.name
+
+
 class CreditConfig(Settings):
     """What a node is credited for, in millionths of a credit."""
 
@@ -354,7 +376,32 @@ class CoordinatorConfig(StatePlace):
     activation: ActivationConfig = ActivationConfig()
     admission: AdmissionConfig = AdmissionConfig()
     credit: CreditConfig = CreditConfig()
-    run: RunConfig
+    run: RunConfig = Field(default=None, validate_default=False)  # type: ignore[assignment] # the validator below sees to it
+    """The first one: there always is one, in `[run]` or as the first of `[[runs]]`."""
+    runs: Annotated[tuple[RunConfig, ...], Field(max_length=RUNS_MAX, description="runs that share the pool")] = ()
+    """Those beside `run`."""
+
+    @model_validator(mode="after")
+    def _runs_are_told_apart(self) -> Self:
+        if "run" not in self.model_fields_set:
+            if not self.runs:
+                raise ValueError("'run' is missing: a table [run], or several tables [[runs]] that share the pool")
+            self.__dict__.update(run=self.runs[0], runs=self.runs[1:])  # before anybody has seen it
+        check_apart(self.all_runs)
+        return self
+
+    @property
+    def all_runs(self) -> tuple[RunConfig, ...]:
+        """Every run of the settings, the first one first."""
+        return (self.run, *self.runs)
+
+    def named(self, name: str) -> RunConfig | None:
+        """The run of this name; None when the settings have none."""
+        return next((run for run in self.all_runs if run.name == name), None)
+
+    def for_run(self, run: RunConfig) -> CoordinatorConfig:
+        """The same settings, seen from one of the runs."""
+        return self.model_copy(update={"run": run})
 
     @field_validator("database_password_file", mode="before")
     @classmethod

@@ -18,7 +18,7 @@ from .capacity import installed_quorum
 from .history import update
 from .ledger import LedgerUnavailable
 from .node_states import SERVING
-from .office import WAIT_SECONDS_MAX
+from .office import WAIT_SECONDS_MAX, moved
 from .records import record
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class HeartbeatDesk:
         """
         office = self._office
         body = open_signed(heartbeat.body, peer, "heartbeat", HeartbeatBody)
-        node = office.check_known(peer, body.run)
+        node = office.check_placed(peer, body.run)
         self._accept(node, body)
         if body.state == GOODBYE:
             self._life.goodbye(node)
@@ -66,6 +66,8 @@ class HeartbeatDesk:
         await self._hold(node, body)
         if body.session != node.session:
             raise Refused("session_ended", sessions.ENDED)
+        if not office.pool.has(node):
+            raise moved(node.run)
         node.seen_at = office.clock()  # it has kept the stream open all the while
         reply = self._notice(node, body)
         node.told, node.told_at = self._news(node), office.clock()

@@ -53,7 +53,9 @@ CONTENT: dict[str, frozenset[str]] = {
 }
 
 YOUNGER: dict[str, Row] = {
-    "nodes": {"price": 0},
+    "tokens": {"run": None},
+    "nodes": {"price": 0, "run": None, "wanted": None, "bound": None},
+    "runs": {"settings": None},
     "leases": {"account": None},
     "rollouts": {"in_time": None},
 }

@@ -294,6 +294,7 @@ class IntakeDesk:
                 continue
             if delivery.accepted:
                 node.slice_accepted()
+            if delivery.accepted and office.pool.has(node):
                 node.meter.accept(len(delivery.accepted), now)
             book.deliver(delivery.lease, delivery.accepted)
             returned.setdefault(delivery.asked, []).append(short_id)

@@ -82,7 +82,7 @@ class LeaseDesk:
     async def lease(self, peer: str, request: LeaseRequest) -> LeaseReply:
         """Up to `samples_max` samples, waiting up to `wait_seconds` for work. Raises Refused."""
         office = self._office
-        node = office.known_node(peer, request.run)
+        node = office.placed_node(peer, request.run)
         asker = Asker(node, request, office.clock() + min(request.wait_seconds, WAIT_SECONDS_MAX))
         self._queue.join(asker)
         try:
@@ -196,9 +196,11 @@ class LeaseDesk:
         return []
 
     def _is_behind(self, asker: Asker) -> bool:
-        """Whether there is a newer snapshot than it asked with: under that there may be something, and a node that
-        waits here for half a minute would not load it before."""
+        """Whether there is a newer snapshot than it asked with, or it works for another run now: there may be
+        something for it there, and a node that waits here for half a minute would not load that snapshot before."""
         run = self._office.run
+        if not self._office.pool.has(asker.node):
+            return True
         published = run.manifests.get(asker.request.manifest_hash)
         return published is not None and run.version is not None and published.manifest.version < run.version
 
@@ -208,6 +210,8 @@ class LeaseDesk:
         """Why this node gets nothing, whatever there is; empty when it may. And when to look again at the latest."""
         office, never = self._office, float("inf")
         run = office.run
+        if not office.pool.has(node):
+            return f"moved to the run {node.run}", never
         if node.state in NO_LEASES:
             return NO_LEASES[node.state].format(node.state_reason), never
         if run.state in ENDED:

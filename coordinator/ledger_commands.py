@@ -145,6 +145,7 @@ def post(
     reason: Annotated[str, typer.Option(help="kept with it for good")],
     unit: Annotated[Unit, typer.Option(help="of the amount")] = "credit",
     kind: Annotated[Literal["payment", "adjustment"], typer.Option(help="what it is")] = "payment",
+    run: Annotated[str, typer.Option(help="the run that it is for; left out: the first of the settings")] = "",
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
     """Post a payment or a correction, for good: only another one answers it. The coordinator may be running."""
@@ -152,6 +153,7 @@ def post(
     from echo2.p2p.identity import check_peer_id
 
     from . import accounts
+    from .created_runs import is_known
     from .database import read_password
     from .ledger import open_ledger
     from .records import add_event
@@ -162,7 +164,7 @@ def post(
         raise ConfigurationError(str(error)) from error
     settings = load_config(config)
     entry = accounts.Entry(
-        settings.run.name,
+        run or settings.run.name,
         peer,
         kind,
         unit,
@@ -173,6 +175,8 @@ def post(
     )
     url, password = settings.ledger_url, read_password(settings.database_password_file)
     with closing(open_ledger(url, password=password)) as ledger, ledger.transaction() as connection:
+        if run and not is_known(ledger, run):
+            raise ConfigurationError(f"the ledger has no run {run!r}")
         try:
             (posted,) = accounts.append(connection, [entry], wall=time.time())
         except (ValueError, OverflowError) as error:

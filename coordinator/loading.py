@@ -7,6 +7,7 @@ scored again. Nothing acknowledged is lost, and nothing is counted twice.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,10 @@ from .run_book import EvaluationProgress, Published, RunBook
 from .slots import Span
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from .config import CoordinatorConfig
+    from .counters import Numbers
     from .ledger import Ledger
     from .prompts import PromptBook
 
@@ -54,43 +58,64 @@ UNFINISHED_COLUMNS = (
 IS_NODE = schema.nodes.c.role != "learner"
 
 
-def load_pool(ledger: Ledger, config: CoordinatorConfig) -> Pool:
-    """The nodes that said hello last, and all that have rollouts with us; none has been heard of yet."""
+def load_pool(ledger: Ledger, config: CoordinatorConfig, runs: Collection[str]) -> Pool:
+    """The nodes that said hello last, and all that have rollouts of these runs with us; none was heard of yet."""
     pool = Pool(config.heartbeat_seconds)
     table, rollouts = schema.nodes, schema.rollouts
     with ledger.reading() as connection, ledger.loading(table):
         latest = sa.select(table.c.peer).where(IS_NODE).order_by(table.c.last_hello.desc()).limit(KNOWN_MAX)
-        busy = sa.select(rollouts.c.peer).where(rollouts.c.run == config.run.name, records.UNFINISHED)
+        busy = sa.select(rollouts.c.peer).where(rollouts.c.run.in_(runs), records.UNFINISHED)
         some = sa.or_(table.c.peer.in_(latest), table.c.peer.in_(busy))
         for node in _nodes(connection, config, some):
             pool.nodes[node.peer] = node
+    for node in pool.nodes.values():
+        _settle(node, runs)
     return pool
 
 
-def load_node(ledger: Ledger, config: CoordinatorConfig, peer: str) -> NodeEntry | None:
+def load_node(ledger: Ledger, config: CoordinatorConfig, peer: str, runs: Collection[str]) -> NodeEntry | None:
     """One that memory let go of; None when there never was one."""
     with ledger.reading() as connection, ledger.loading(schema.nodes):
-        return next(iter(_nodes(connection, config, schema.nodes.c.peer == peer)), None)
+        node = next(iter(_nodes(connection, config, schema.nodes.c.peer == peer)), None)
+    if node is not None:
+        _settle(node, runs)
+    return node
+
+
+def _settle(node: NodeEntry, runs: Collection[str]) -> None:
+    """Of a run that is gone it is in none, and hello places it; unless there is one only."""
+    if len(runs) == 1:
+        (node.run,) = runs
+    elif node.run not in runs:
+        node.run = ""
 
 
 def _nodes(connection: sa.Connection, config: CoordinatorConfig, some: sa.ColumnElement[bool]) -> list[NodeEntry]:
-    table, moves, rollouts = schema.nodes, schema.node_transitions, schema.rollouts
+    table, moves = schema.nodes, schema.node_transitions
     wanted = sa.select(table.c.peer).where(IS_NODE, some)
-    last = sa.select(rollouts.c.peer, sa.func.max(rollouts.c.receipt_sequence))
-    ours = last.where(rollouts.c.run == config.run.name, rollouts.c.peer.in_(wanted))
-    receipts = {peer: number for peer, number in connection.execute(ours.group_by(rollouts.c.peer)) if number}
-    for sequence in receipts.values():
-        check_cell(rollouts.c.receipt_sequence, sequence)
     newest = sa.select(moves.c.peer, sa.func.max(moves.c.number).label("number")).where(moves.c.peer.in_(wanted))
     top = newest.group_by(moves.c.peer).subquery()
     is_top = sa.and_(moves.c.peer == top.c.peer, moves.c.number == top.c.number)
     made = {row.peer: row for row in sound(connection.execute(sa.select(moves).join(top, is_top)), moves)}
     order = (table.c.first_hello, table.c.peer)
     found = connection.execute(sa.select(table).where(IS_NODE, some).order_by(*order))
-    return [_node(row, made.get(row.peer), receipts.get(row.peer, 0), config) for row in sound(found, table)]
+    return [_node(row, made.get(row.peer), config) for row in sound(found, table)]
 
 
-def _node(row: Any, move: Any, receipt_sequence: int, config: CoordinatorConfig) -> NodeEntry:
+def load_receipts(ledger: Ledger, run: str, peers: Collection[str]) -> Counter[str]:
+    """How far the receipts of these nodes are in a run."""
+    table = schema.rollouts
+    last = sa.select(table.c.peer, sa.func.max(table.c.receipt_sequence)).where(table.c.run == run)
+    if len(peers) == 1:
+        last = last.where(table.c.peer.in_(peers))
+    with ledger.reading() as connection, ledger.loading(table):
+        found = {peer: number for peer, number in connection.execute(last.group_by(table.c.peer)) if number}
+        for sequence in found.values():
+            check_cell(table.c.receipt_sequence, sequence)
+    return Counter({peer: number for peer, number in found.items() if peer in peers})
+
+
+def _node(row: Any, move: Any, config: CoordinatorConfig) -> NodeEntry:
     standing = Standing(row.state, back=row.back, reason=row.reason)
     if move is not None:
         standing = replace(
@@ -107,15 +132,29 @@ def _node(row: Any, move: Any, receipt_sequence: int, config: CoordinatorConfig)
         standing=standing,
         home=row.home,
         probation=Probation(row.warmup_returned, row.warmup_failed, benchmark=measured),
-        receipt_sequence=receipt_sequence,
+        run=row.run or "",
+        wanted=row.wanted,
+        bound=row.bound,
         price=config.activation.price(row.peer, row.price),
     )
 
 
 def load_run(
-    ledger: Ledger, config: CoordinatorConfig, prompts: PromptBook, pool: Pool, tally: Tally, *, now: float, wall: float
+    ledger: Ledger,
+    config: CoordinatorConfig,
+    prompts: PromptBook,
+    pool: Pool,
+    tally: Tally,
+    numbers: Numbers,
+    *,
+    now: float,
+    wall: float,
+    settings: str | None = None,
 ) -> RunBook:
-    """The configured run, begun now if the ledger does not know it. Raises ConfigurationError if its terms changed."""
+    """The run of `config`, begun now if the ledger does not know it; `settings`: what it was created with, over REST.
+
+    Raises ConfigurationError if its terms changed.
+    """
     rules = LeaseRules(
         group_size=config.run.n,
         rollouts_per_step=config.run.R,
@@ -123,10 +162,11 @@ def load_run(
         staleness_max=config.run.S,
         slice_samples=config.run.slice_samples,
     )
-    run = RunBook(config.run.name, LeaseBook(rules))
+    run = RunBook(config.run.name, LeaseBook(rules), numbers)
+    run.receipts = load_receipts(ledger, run.name, pool.nodes.keys())
     with ledger.transaction() as connection:
         with ledger.loading(schema.runs):
-            _load_row(connection, run, _terms(config, prompts), wall)
+            _load_row(connection, run, _terms(config, prompts), wall, settings)
         with ledger.loading(schema.nodes):
             _load_learner(connection, run, config.run.learner)
         with ledger.loading(schema.manifests):
@@ -165,18 +205,20 @@ def load_pay(
     ledger: Ledger, config: CoordinatorConfig, pool: Pool, run: RunBook, *, now: float, wall: float
 ) -> Payroll:
     """What the run's nodes are owed, and what is out with them. A node that is activated does not stand by."""
-    payroll = Payroll(run.name, config.credit.rates(), config.run.spending, pool, run.leases)
+    payroll = Payroll(run.name, config.credit.rates(), config.run.spending, pool, run.leases, numbers=run.numbers)
     with ledger.reading() as connection, ledger.loading(schema.accounts):
         load_payroll(connection, payroll, run.unfinished.values(), now=now, wall=wall)
     return payroll
 
 
-def _load_row(connection: sa.Connection, run: RunBook, terms: dict[str, object], wall: float) -> None:
+def _load_row(
+    connection: sa.Connection, run: RunBook, terms: dict[str, object], wall: float, settings: str | None
+) -> None:
     table = schema.runs
     row = connection.execute(sa.select(table).where(table.c.run == run.name)).first()
     if row is None:
         begun = {"run": run.name, "terms": json.dumps(terms), "state": "ready", "reason": "", "created": wall}
-        learner = {"learner_epoch": 0, "learner_version": 0, "learner_status": ""}
+        learner = {"learner_epoch": 0, "learner_version": 0, "learner_status": "", "settings": settings}
         facts = {"actor": "coordinator", "action": "run begun", "subject": run.name}
         records.record(connection, [insert("runs", begun | learner)], wall=wall, kind="flow", **facts)
         return
@@ -261,7 +303,7 @@ def _load_rollouts(connection: sa.Connection, run: RunBook, pool: Pool) -> None:
     highest_id, highest_sequence = connection.execute(
         sa.select(sa.func.max(table.c.id), sa.func.max(table.c.admitted_sequence)).where(table.c.run == run.name)
     ).one()
-    run.next_rollout_id = (connection.scalar(sa.select(sa.func.max(table.c.id))) or highest_id or 0) + 1
+    run.numbers.rollout_id = (connection.scalar(sa.select(sa.func.max(table.c.id))) or highest_id or 0) + 1
     run.next_sequence = (highest_sequence or 0) + 1
     run.delivered_sequence = highest_sequence or 0  # the learner may have seen any of them
     unfinished = records.load_unfinished(connection, run.name)

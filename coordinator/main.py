@@ -7,14 +7,14 @@ import time
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from echo2.p2p.daemon import configure_logging, lock_state_dir, run_cli, run_daemon, stoppable
 from echo2.p2p.errors import ConfigurationError, Refused
 from echo2.p2p.identity import load_or_create_identity
-from echo2.p2p.join import JoinString
+from echo2.p2p.join import ANY_RUN, JoinString
 from echo2.p2p.settings import load_settings
 
 from .access_commands import access_app, open_beside
@@ -34,6 +34,10 @@ from .operate_runs import runs_app
 from .operator_token import make_operator_token
 from .template import TEMPLATE
 
+if TYPE_CHECKING:
+    from .config import CoordinatorConfig
+    from .ledger import Ledger
+
 SETTINGS_FILE = "coordinator.toml"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -45,6 +49,7 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(ledger_app, name="ledger")
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="the settings file")]
+RunOption = Annotated[str, typer.Option("--run", help="the only run that it is for; '*': any, and nodes may be moved")]
 
 
 @app.callback()
@@ -102,6 +107,7 @@ def token_create(
     config: ConfigOption = Path(SETTINGS_FILE),
     uses: Annotated[int, typer.Option(min=1, max=TOKEN_USES_MAX, help="nodes it lets in")] = 1,
     expires_hours: Annotated[float, typer.Option(min=0.01, max=TOKEN_HOURS_MAX, help="how long")] = 72.0,
+    run: RunOption = "",
 ) -> None:
     """Print a join string: the one thing a volunteer needs. Works while the coordinator runs, and before."""
     from .tokens import issue_token
@@ -110,6 +116,7 @@ def token_create(
     addresses = known_addresses(settings)
     peer = load_or_create_identity(settings.identity_path).peer_id
     with open_beside(settings) as ledger:
+        named = _run_of(settings, ledger, run)
         token = issue_token(
             ledger,
             uses=uses,
@@ -118,12 +125,13 @@ def token_create(
             entropy=os.urandom,
             actor="command line",
             reason="echo2-coordinator token create",
+            run=run if run not in {"", ANY_RUN} else None,
         )
-    print(JoinString(peer=peer, addresses=addresses, token=token, run=settings.run.name))
+    print(JoinString(peer=peer, addresses=addresses, token=token, run=named))
 
 
 @app.command()
-def join(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
+def join(config: ConfigOption = Path(SETTINGS_FILE), run: RunOption = "") -> None:
     """Print the join string without a token, for a pool that is open or whose nodes are admitted by hand."""
     settings = load_config(config)
     if settings.admission.mode == "token":
@@ -132,7 +140,9 @@ def join(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
             "under [admission]"
         )
     peer, addresses = load_or_create_identity(settings.identity_path).peer_id, known_addresses(settings)
-    print(JoinString(peer=peer, addresses=addresses, token="", run=settings.run.name))
+    with open_beside(settings) as ledger:
+        named = _run_of(settings, ledger, run)
+    print(JoinString(peer=peer, addresses=addresses, token="", run=named))
 
 
 @token_app.command("list")
@@ -142,10 +152,11 @@ def token_list(config: ConfigOption = Path(SETTINGS_FILE)) -> None:
 
     with open_beside(load_config(config)) as ledger:
         rows = list_tokens(ledger)
-    print(f"{'sha-256':<14}{'used':>6}{'of':>6}  {'made':<21}{'expires':<21}")
+    print(f"{'sha-256':<14}{'used':>6}{'of':>6}  {'made':<21}{'expires':<21}run")
     for row in rows:
         expires = "never" if row.expires is None else _moment(row.expires)
-        print(f"{row.hash_start:<14}{row.used:>6}{row.uses:>6}  {_moment(row.created):<21}{expires:<21}")
+        times = f"{_moment(row.created):<21}{expires:<21}"
+        print(f"{row.hash_start:<14}{row.used:>6}{row.uses:>6}  {times}{row.run or 'any'}")
 
 
 @token_app.command("operator")
@@ -175,6 +186,16 @@ def token_revoke(
 
 for command in (pool, events, decisions, backup, restore):
     app.command()(command)
+
+
+def _run_of(settings: CoordinatorConfig, ledger: Ledger, run: str) -> str:
+    """What a join string says of the run. Raises ConfigurationError for one that is not there."""
+    from .created_runs import created_runs
+
+    names = dict.fromkeys([*(one.name for one in settings.all_runs), *created_runs(ledger)])
+    if run and run != ANY_RUN and run not in names:
+        raise ConfigurationError(f"there is no run {run!r}; there is {', '.join(names)}")
+    return run or (next(iter(names)) if len(names) == 1 else ANY_RUN)
 
 
 def _moment(seconds: float) -> str:

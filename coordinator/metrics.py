@@ -143,6 +143,9 @@ def _money(pool: PoolView, nodes: Sequence[NodeView]) -> Iterator[Metric]:
 RUN_GAUGES = (
     ("echo2_policy_version", "Newest published version, in training steps.", "version"),
     ("echo2_learner_version", "Training steps finished.", "learner_version"),
+    ("echo2_run_weight", "Its share of the nodes is this over the sum of all open runs'.", "weight"),
+    ("echo2_run_nodes", "Live nodes that are placed in it.", "nodes"),
+    ("echo2_run_mu_pool_rollouts_per_second", "Accepted rollouts per second of its working nodes.", "mu_pool"),
     ("echo2_run_steps", "Training steps of the whole run.", "steps"),
     ("echo2_learner_connected", "1 while the learner asks for rollouts or reports.", "learner_connected"),
     ("echo2_publish_period_steps", "Steps between snapshots (kappa).", "publish_period"),
@@ -171,6 +174,8 @@ def _runs(runs: Sequence[RunView]) -> Iterator[Metric]:
     pending = GaugeMetricFamily("echo2_rollouts_pending", text, labels=["run", "state"])
     received = CounterMetricFamily("echo2_rollouts_received", "Training rollouts received.", labels=["run"])
     evaluated = CounterMetricFamily("echo2_rollouts_evaluated", "Held-out rollouts scored.", labels=["run"])
+    text = "Training rollouts of a run in their terminal state."
+    ended = CounterMetricFamily("echo2_run_rollouts", text, labels=["run", "state"])
     text = "Mean held-out reward, the newest complete one of each purpose."
     heldout = GaugeMetricFamily("echo2_heldout_reward_mean", text, labels=["run", "purpose"])
     state = GaugeMetricFamily("echo2_run_state", "1 for the state the run is in.", labels=["run", "state"])
@@ -179,11 +184,13 @@ def _runs(runs: Sequence[RunView]) -> Iterator[Metric]:
         evaluated.add_metric([run.run], run.evaluated)
         for key in ("held", "admitted"):
             pending.add_metric([run.run, key], getattr(run.rollouts, key))
+        for key in ("consumed", "stale", "withdrawn", "rejected", "duplicate"):
+            ended.add_metric([run.run, key], getattr(run.rollouts, key))
         newest = {one.purpose: one.mean for one in run.evaluations if one.complete and one.mean is not None}
         for purpose, mean in newest.items():
             heldout.add_metric([run.run, purpose], mean)
         state.add_metric([run.run, run.state], 1)
-    yield from (pending, received, evaluated, heldout, state)
+    yield from (pending, received, ended, evaluated, heldout, state)
 
 
 def _ended(pool: PoolView, runs: Sequence[RunView]) -> Metric:

@@ -255,5 +255,19 @@ def _access(op: Operations) -> None:
     )
 
 
-STEPS: dict[int, Callable[[Operations], None]] = {3: _log_and_postings, 4: _money, 5: _node_states, 6: _access}
+def _runs(op: Operations) -> None:
+    """Several runs share a pool: which a node is placed in, which its token is for; runs created over REST."""
+    for name in ("run", "wanted", "bound"):
+        op.add_column("nodes", sa.Column(name, sa.String(64)))
+    op.add_column("tokens", sa.Column("run", sa.String(64)))
+    op.add_column("runs", sa.Column("settings", sa.Text))
+
+
+STEPS: dict[int, Callable[[Operations], None]] = {
+    3: _log_and_postings,
+    4: _money,
+    5: _node_states,
+    6: _access,
+    7: _runs,
+}
 """By the version that each leads to."""

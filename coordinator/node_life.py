@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from echo2.p2p.transport import Transport
 
     from .history import Change
+    from .house import House
     from .node_states import NodeEvent, Standing, Transition
-    from .office import Office
     from .pool import NodeEntry
     from .records import EventKind
-    from .run_book import Changes
+    from .run_book import Changes, RunBook
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,10 @@ DAILY: frozenset[NodeEvent] = frozenset({"goodbye", "returned", "activated", "re
 class NodeLife:
     """See the module."""
 
-    def __init__(self, office: Office, transport: Transport) -> None:
-        self._office = office
+    def __init__(self, house: House, transport: Transport) -> None:
+        self._house = house
         self._transport = transport
-        self._rules = office.config.admission.warmup
+        self._rules = house.config.admission.warmup
         self._refuse_at: dict[str, float] = {}
         self._refused: dict[str, int] = {}
         self._said = ""
@@ -81,7 +81,7 @@ class NodeLife:
         price: int | None = None,
     ) -> Moves:
         """What `event` would make of a node; `price`: of one not in the pool yet. Raises Refused. Changes nothing."""
-        wall = self._office.wall()
+        wall = self._house.wall()
         expires = None if expires_seconds is None else wall + expires_seconds
         standing, made = step(standing, event, peer=peer, actor=actor, reason=reason, wall=wall, expires=expires)
         found = [made]
@@ -91,7 +91,7 @@ class NodeLife:
             standing, made = step(standing, "passed", peer=peer, actor=ACTOR, reason=verdict.reason, wall=wall)
             found.append(made)
         if price is None:
-            price = self._office.pool.nodes[peer].price
+            price = self._house.pool.nodes[peer].price
         if price and standing.state == "active" and made.event in {"passed", "restored"}:
             why = "it has a price: it is called when the pool makes too little without it"
             standing, made = step(standing, "released", peer=peer, actor="scheduler", reason=why, wall=wall)
@@ -104,37 +104,45 @@ class NodeLife:
         self, peer: str, event: NodeEvent, *, actor: str, reason: str, expires_seconds: float | None = None
     ) -> None:
         """One node, durably. Raises KeyError for an unknown node, Refused for what the table does not have."""
-        office, node = self._office, self._office.pool.nodes[peer]
+        house, node = self._house, self._house.pool.nodes[peer]
         moves = self.moves(peer, node.standing, event, actor=actor, reason=reason, expires_seconds=expires_seconds)
-        changes = office.changes()
-        asked: list[tuple[bytes, int]] = []
-        if event in WITHDRAWING:
-            for key, entry in office.run.unfinished.items():
+        withdrawn: list[Changes] = []
+        asked: list[tuple[RunBook, bytes, int]] = []
+        for office in house if event in WITHDRAWING else ():
+            changes = office.changes()
+            for (lease_id, sample), entry in office.run.unfinished.items():
                 if entry.peer != peer:
                     continue
                 if office.run.was_delivered(entry):
-                    asked.append(key)  # the learner may be training on it: it decides
+                    asked.append((office.run, lease_id, sample))  # the learner may be training on it: it decides
                 else:
                     why = f"its node was {moves.standing.state}: {reason}"[:512]
                     changes.finish(entry, "withdrawn", why, suspended=True)
+            if changes:
+                withdrawn.append(changes)
         kind: EventKind = "flow" if event in DAILY else "audit"
-        with office.ledger.transaction() as connection:
-            self.record(connection, [moves], changes, kind=kind)
-        changes.apply()
-        office.run.withdraw |= dict.fromkeys(asked, False)
+        with house.ledger.transaction() as connection:
+            self.record(connection, [moves], withdrawn, kind=kind)
+        for changes in withdrawn:
+            changes.apply()
+        for run, lease_id, sample in asked:
+            run.withdraw[lease_id, sample] = False
         self.apply([moves])
 
     def record(
-        self, connection: sa.Connection, moves: Sequence[Moves], changes: Changes | None = None, *, kind: EventKind
+        self, connection: sa.Connection, moves: Sequence[Moves], changes: Sequence[Changes] = (), *, kind: EventKind
     ) -> None:
-        """Put moves of known nodes on record, with what else changes by them."""
-        left = self._office.changes() if changes is None else changes
+        """Put moves of known nodes on record, with what else changes by them in the runs."""
+        first, *others = changes or [self._house.first.changes()]
         for one in moves:
             for made in one.transitions[:-1]:  # each has its line, the last one brings the changes
-                self._line(connection, made, [], self._office.changes(), kind)
+                self._line(connection, made, [], self._house.first.changes(), kind)
             rows = [update("nodes", [one.peer], one.values), *one.listed()]
-            self._line(connection, one.transitions[-1], rows, left, kind)
-            left = self._office.changes()
+            made = one.transitions[-1]
+            self._line(connection, made, rows, first, kind)
+            for each in others:
+                each.write(connection, wall=made.wall, actor=made.actor, action=f"node {made.to_state}")
+            first, others = self._house.first.changes(), []
 
     def _line(
         self, connection: sa.Connection, made: Transition, rows: Sequence[Change], changes: Changes, kind: EventKind
@@ -152,10 +160,10 @@ class NodeLife:
 
     def apply(self, moves: Iterable[Moves]) -> None:
         """They are durable: memory, leases, connections and bells follow."""
-        office = self._office
+        house = self._house
         changed = False
         for one in moves:
-            node = office.pool.nodes.get(one.peer)
+            node = house.pool.nodes.get(one.peer)
             if node is None:
                 continue
             changed = True
@@ -165,8 +173,8 @@ class NodeLife:
                 node.probation, node.unrecorded = Probation(), False
             for made in one.transitions:
                 self._follow(node, made)
-        if changed:
-            office.run.forget_plans()
+            house.of_node(node).run.forget_plans()
+        for office in house if changed else ():
             for bell in (office.news, office.work, office.admissions):
                 bell.ring()
 
@@ -193,38 +201,38 @@ class NodeLife:
             self._transport.lift_ban(node.peer)
 
     def _release(self, node: NodeEntry, made: Transition) -> None:
-        office, left = self._office, made.to_state == "left"
+        left = made.to_state == "left"
         was = "has left" if left else f"was {made.to_state}"
-        released = office.run.leases.release_peer(node.peer)
-        office.note_ended(released, f"released: its node {was}", "gone" if left else "none")
-        office.note_holding(node.peer)
+        for office in self._house:
+            released = office.run.leases.release_peer(node.peer)
+            office.note_ended(released, f"released: its node {was}", "gone" if left else "none")
+            office.note_holding(node.peer)
 
     # the wire's side of a ban
 
     def refuse_soon(self, peer: str) -> None:
         """A banned peer is being told why; after that its connections end and are refused for a while."""
-        self._refuse_at.setdefault(peer, self._office.clock() + TOLD_SECONDS)
+        self._refuse_at.setdefault(peer, self._house.clock() + TOLD_SECONDS)
 
     def _refuse(self, now: float) -> None:
         for peer, at in list(self._refuse_at.items()):
             if now < at:
                 continue
             del self._refuse_at[peer]
-            node = self._office.pool.nodes.get(peer)
+            node = self._house.pool.nodes.get(peer)
             if node is None or node.state != "banned":
                 continue
             times = self._refused[peer] = self._refused.get(peer, 0) + 1
             seconds = min(REFUSED_SECONDS * 2.0 ** min(times - 1, 10), REFUSED_SECONDS_MAX)
             if node.standing.expires is not None:
-                seconds = min(seconds, max(node.standing.expires - self._office.wall(), 0.0))
+                seconds = min(seconds, max(node.standing.expires - self._house.wall(), 0.0))
             self._transport.ban(peer, f"banned: {node.state_reason}", seconds)
 
     # which process it is
 
     def adopt(self, node: NodeEntry, session: bytes, home: bytes | None) -> None:
         """Another process than before goes on with the node's key: what the one before held is anyone's."""
-        office = self._office
-        if node.session is not None:
+        for office in self._house if node.session is not None else ():
             released = office.run.leases.release_peer(node.peer)
             office.note_ended(released, "released: it was started anew", "gone")
             if released:
@@ -236,16 +244,16 @@ class NodeLife:
 
     def rival_refused(self, node: NodeEntry) -> None:
         """A second process with the key of a live one was turned away: the live one's owner and the operator hear."""
-        office = self._office
+        house = self._house
         host = self._transport.remote(node.peer)
-        if not sessions.rival(node, host, office.clock()):
+        if not sessions.rival(node, host, house.clock()):
             return
         log.warning("%s: %s", node.name, node.rival, extra={"peer": node.peer})
-        office.news.ring()
-        with suppress(LedgerUnavailable), office.ledger.transaction() as connection:
+        house.of_node(node).news.ring()
+        with suppress(LedgerUnavailable), house.ledger.transaction() as connection:
             add_event(
                 connection,
-                wall=office.wall(),
+                wall=house.wall(),
                 actor=ACTOR,
                 action="second process refused",
                 subject=node.peer,
@@ -263,10 +271,10 @@ class NodeLife:
 
     def look(self) -> None:
         """Whose time is over. A ledger that takes nothing now is tried again at the next look."""
-        office, now, wall = self._office, self._office.clock(), self._office.wall()
+        house, now, wall = self._house, self._house.clock(), self._house.wall()
         self._refuse(now)
         try:
-            for node in list(office.pool.nodes.values()):
+            for node in list(house.pool.nodes.values()):
                 self._look_at(node, now, wall)
             self._record_progress()
             self._said = ""
@@ -276,7 +284,7 @@ class NodeLife:
             self._said = str(error)
 
     def _look_at(self, node: NodeEntry, now: float, wall: float) -> None:
-        limits = self._office.config.admission
+        limits = self._house.config.admission
         if overdue(node.standing, wall):
             what = "suspension" if node.state == "suspended" else "ban"
             self.change(node.peer, "lapsed", actor=ACTOR, reason=f"its {what} is over")
@@ -295,17 +303,17 @@ class NodeLife:
 
     def _gone(self, node: NodeEntry, now: float) -> bool:
         """Dead by our own hearing: a coordinator that has just started has not listened long enough."""
-        return node.seen_at is not None and node.health(now, self._office.pool.heartbeat_seconds) == "dead"
+        return node.seen_at is not None and node.health(now, self._house.pool.heartbeat_seconds) == "dead"
 
     def _suspend(self, node: NodeEntry, event: NodeEvent, why: str) -> None:
         self.change(
-            node.peer, event, actor=ACTOR, reason=why, expires_seconds=self._office.config.admission.suspension_seconds
+            node.peer, event, actor=ACTOR, reason=why, expires_seconds=self._house.config.admission.suspension_seconds
         )
 
     def _record_progress(self) -> None:
         """How far probations are: at most half a second of it is lost with the process."""
-        office = self._office
-        nodes = [node for node in office.pool.nodes.values() if node.unrecorded]
+        house = self._house
+        nodes = [node for node in house.pool.nodes.values() if node.unrecorded]
         if not nodes:
             return
         rows = [
@@ -318,11 +326,11 @@ class NodeLife:
             )
             for node in nodes
         ]
-        with office.ledger.transaction() as connection:
+        with house.ledger.transaction() as connection:
             record(
                 connection,
                 [Update("nodes", PROGRESS_COLUMNS, rows)],
-                wall=office.wall(),
+                wall=house.wall(),
                 actor=ACTOR,
                 action="probation",
                 subject=f"{len(rows)} nodes",

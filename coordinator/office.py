@@ -25,7 +25,7 @@ from .relay_credit import RelayBook
 from .run_book import Changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from echo2.p2p.errors import ProtocolError
     from echo2.p2p.identity import Identity
@@ -107,6 +107,10 @@ class Office:
     scorer_trouble: str = ""
     ended: dict[bytes, str] = field(default_factory=dict)
     """Leases that were given up and are not on record as such, with the reason. At most as many as are out."""
+    runs: Collection[str] = ()
+    """The names of all runs of this coordinator, as they are now; none: there is this one alone."""
+    spent_elsewhere: Callable[[], int] = lambda: 0
+    """What the nodes at work for other runs cost together, in micro-dollars an hour."""
     proved: Callable[[str, tuple[str, ...]], tuple[str, ...]] = lambda _peer, claimed: claimed
     """Of the addresses that a peer claims, those at which it was found: no others are told to anyone."""
 
@@ -136,6 +140,19 @@ class Office:
         self.payroll.expire(self.clock())
         return Settlement(self.payroll, self.clock())
 
+    def placed_node(self, peer: str, run: str) -> NodeEntry:
+        """A known node that works for this run. Raises Refused; one that was moved is to say hello again."""
+        node = self.check_placed(peer, run)
+        node.seen_at = self.clock()
+        return node
+
+    def check_placed(self, peer: str, run: str) -> NodeEntry:
+        """The same, without taking its request for a sign of life."""
+        node = self.check_known(peer, run)
+        if not self.pool.has(node):
+            raise moved(node.run)
+        return node
+
     def known_node(self, peer: str, run: str) -> NodeEntry:
         """The asker, a node of this run that has said hello; it is alive. Raises Refused."""
         node = self.check_known(peer, run)
@@ -147,7 +164,7 @@ class Office:
         self.check_run(run)
         node = self.pool.nodes.get(peer)
         if node is None or node.state == "left":
-            raise _hello_first()
+            raise hello_first()
         if node.state == "banned":
             raise self.banned(node)
         return node
@@ -167,19 +184,6 @@ class Office:
             raise refused
         self.run.learner_seen_at = self.clock()
 
-    def stranger(self, peer: str) -> Refused | None:
-        """Why `peer`, neither an admitted node nor the learner, may send only what hello needs. Changes nothing."""
-        return None if peer == self.config.run.learner else self.not_a_node(peer)
-
-    def not_a_node(self, peer: str) -> Refused | None:
-        """The same of whoever is no admitted node."""
-        node = self.pool.nodes.get(peer)
-        if node is None:
-            return _hello_first()
-        if node.state == "applied":
-            return waits_for_the_operator()
-        return self.banned(node) if node.state == "banned" else None
-
     def not_the_learner(self, peer: str) -> Refused | None:
         """The same of whoever is not the run's learner."""
         if peer == self.config.run.learner:
@@ -187,14 +191,17 @@ class Office:
         return Refused("not_the_learner", f"the learner of {self.run.name} is {self.config.run.learner}, not you")
 
     def check_run(self, run: str) -> None:
-        """Raise Refused unless it is the run of this coordinator."""
-        if run != self.run.name:
-            raise Refused("unknown_run", f"this coordinator serves the run {self.run.name}, not {run}")
+        """Raise Refused unless it is this run."""
+        if run == self.run.name:
+            return
+        if run in self.runs:
+            raise moved(self.run.name)
+        raise unknown_run(run, self.runs or (self.run.name,))
 
     def note_holding(self, peer: str) -> None:
         """After any change of a node's leases: its rate counts the time in which it holds one."""
         node = self.pool.nodes.get(peer)
-        if node is not None:
+        if node is not None and self.pool.has(node):  # what one that was moved still owes us is no time of its new run
             node.meter.hold(bool(self.run.leases.held_by(peer)), self.clock())
 
     def note_ended(self, leases: Iterable[LeaseEntry], why: str, fault: Fault) -> None:
@@ -239,6 +246,13 @@ class Office:
         """Median of recent broadcasts, in seconds."""
         return self.run.t_bcast
 
+    def mu_min(self) -> float | None:
+        """Equation 2; None while it is unmeasured, or when no rate is enough."""
+        run, t_train, t_bcast = self.config.run, self.t_train(), self.t_bcast()
+        if t_train is None or t_bcast is None:
+            return None
+        return capacity.mu_min(kappa=run.kappa, t_train=t_train, t_bcast=t_bcast, rollouts_per_step=run.R)
+
     def staleness_estimate(self) -> int | None:
         """Delta; None while T_train, T_bcast or mu_pool is unmeasured."""
         t_train, t_bcast = self.t_train(), self.t_bcast()
@@ -259,8 +273,22 @@ class Office:
         return capacity.pacing_depth(staleness_max=run.S, kappa=run.kappa, estimate=self.staleness_estimate())
 
 
-def _hello_first() -> Refused:
+def hello_first() -> Refused:
+    """What a key is told that nothing is known of."""
     return Refused("hello_first", "this coordinator does not know you yet; say hello with a join token", 0.0)
+
+
+def moved(run: str) -> Refused:
+    """What a node is told that asks for another run than it is placed in: its next hello says where it works."""
+    return Refused(
+        "moved", f"this node works for the run {run} now; say hello again" if run else "say hello again", 0.0
+    )
+
+
+def unknown_run(run: str, runs: Collection[str]) -> Refused:
+    """What whoever names a run is told that is not there."""
+    served = f"run {next(iter(runs))}" if len(runs) == 1 else f"runs {', '.join(runs)}"
+    return Refused("unknown_run", f"this coordinator serves the {served}, not {run}"[:512])
 
 
 def waits_for_the_operator() -> Refused:

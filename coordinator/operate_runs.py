@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 from pydantic import TypeAdapter
@@ -28,7 +29,9 @@ RUN_FILE_BYTES_MAX = 64 * 1024
 
 TOML = "application/toml"
 
-runs_app = typer.Typer(no_args_is_help=False, help="The run: list, show, pause, resume, stop; and run files judged.")
+runs_app = typer.Typer(
+    no_args_is_help=False, help="The runs: list, show, create, pause, resume, stop; and run files judged."
+)
 
 RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="its name; may be left out")]
 FileArgument = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="a run file, as `echo2 submit` takes it")]
@@ -62,7 +65,7 @@ def listed(
     token_file: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs: one, in this version."""
+    """List the runs."""
     with place(config, coordinator, token_file).asking() as client:
         found = client.get("/v1/runs")
     show(found, as_json, text.runs_table(found, width=console().width))
@@ -101,6 +104,36 @@ def validate(
     show(found, as_json, said)
     if not found["valid"]:
         raise typer.Exit(1)
+
+
+@runs_app.command()
+def create(
+    run_file: FileArgument,
+    reason: WhyOption = "",
+    learner: Annotated[
+        Path | None, typer.Option(metavar="LEARNER.TOML", help="write what its learner starts with into this file")
+    ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    coordinator: UrlOption = None,
+    token_file: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have the coordinator serve one run more, which shares its pool by weight. Its learner is started by hand."""
+    content = read_text(run_file, "run file", bytes_max=RUN_FILE_BYTES_MAX)
+    if learner is not None and learner.exists():
+        raise ConfigurationError(f"{learner} is already there; nothing was done")
+    path = f"/v1/runs?{urlencode({'reason': reason})}" if reason else "/v1/runs"
+    with place(config, coordinator, token_file).asking() as client:
+        found = client.send_text(path, content, TOML)
+    if learner is not None:
+        learner.write_text(found["learner_toml"], encoding="utf-8")
+    if as_json:
+        show(found, as_json, None)
+        return
+    run = found["run"]
+    print(f"{run['run']} is {run['state']}, of weight {run['weight']:g}; {text.printable(found['next'])}")
+    if learner is None:
+        print(f"\nlearner.toml:\n{found['learner_toml']}")
 
 
 @runs_app.command()

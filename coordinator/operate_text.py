@@ -100,7 +100,7 @@ def runs_table(runs: Sequence[Mapping[str, Any]], *, width: int) -> Table:
     wide = width >= WIDE_COLUMNS
     table = _table("run", "state", "step", "reward", "stale", "bubble")
     if wide:
-        for name in ("task", "model", "learner"):
+        for name in ("weight", "nodes", "task", "model", "learner"):
             table.add_column(name, no_wrap=True)
     table.add_column("waits for")
     for run in runs:
@@ -109,6 +109,7 @@ def runs_table(runs: Sequence[Mapping[str, Any]], *, width: int) -> Table:
             _text(_number(run["reward_mean"])), _text(_number(run["staleness"])), _text(_percent(run["bubble"])),
         ]  # fmt: skip
         if wide:
+            cells += [_text(f"{run.get('weight', 1.0):g}"), _text(str(run.get("nodes", "")))]
             cells += [_text(run["task"]), _text(run["model"])]
             cells.append(_text(run["learner_status"] if run["learner_connected"] else "away"))
         table.add_row(*cells, _text(run["waiting"] or "nothing"))

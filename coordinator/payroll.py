@@ -28,6 +28,7 @@ import sqlalchemy as sa
 
 from . import accounts, pricing, schema
 from .cells import sound
+from .counters import Numbers
 from .history import Insert, Update
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class Payroll:
     """By lease, in the order in which their time is over."""
     closed_entered: int = 0
     """Micro-dollars of accounts that are closed."""
-    next_number: int = 1
+    numbers: Numbers = field(default_factory=Numbers)
+    """Shared with the other runs of the ledger."""
     refused: tuple[int | None, int] | None = None
     """The account and the samples that the budget last refused."""
 
@@ -108,6 +110,11 @@ class Payroll:
     def committed(self) -> int:
         """Micro-dollars that may still become due of what is out."""
         return sum(account.liability - account.entered for account in self.known())
+
+    @property
+    def cost_hour(self) -> int:
+        """What the nodes that are activated ask together, in micro-dollars an hour."""
+        return sum(self.engaged[number].account.price for number in self.by_peer.values())
 
     def of(self, peer: str) -> Engagement | None:
         """The activation in force."""
@@ -268,7 +275,7 @@ class Settlement:
 
     def open(self, peer: str, price: int, mu: float | None) -> None:
         """A paid node is activated."""
-        number = self._payroll.next_number + len(self._opened)
+        number = self._payroll.numbers.account + len(self._opened)
         account = pricing.open_account(peer, self._payroll.run, price=price, mu=mu)
         self._opened.append(Engagement(number, account, mu, self._now))
 
@@ -289,9 +296,12 @@ class Settlement:
         """Book what has become due by time alone, and close what can come to no more."""
         payroll = self._payroll
         for number, one in payroll.engaged.items():
-            rate = payroll.pool.nodes[one.account.peer].meter.rate(self._now) if one.released is not None else None
-            if one.account.rho is None and rate:
-                self.measured(number, rate)
+            node = payroll.pool.nodes[one.account.peer]
+            # Of one that was moved its rate in another run is measured now: another number.
+            if one.released is not None and one.account.rho is None and payroll.pool.has(node):
+                rate = node.meter.rate(self._now)
+                if rate:
+                    self.measured(number, rate)
             self._after.setdefault(number, self._one(number))
             if (
                 one.released is not None
@@ -350,7 +360,7 @@ class Settlement:
         for one in self._opened:
             payroll.engaged[one.number] = one
             payroll.by_peer[one.account.peer] = one.number
-        payroll.next_number += len(self._opened)
+        payroll.numbers.account += len(self._opened)
 
     def _one(self, number: int) -> Engagement:
         known = self._after.get(number)
@@ -401,7 +411,7 @@ def load_payroll(
                 payroll.pool.nodes[one.account.peer].meter.believe(one.mu, now)
     is_closed = sa.and_(mine, table.c.closed.is_not(None))
     payroll.closed_entered = int(connection.scalar(sa.select(sa.func.sum(table.c.entered)).where(is_closed)) or 0)
-    payroll.next_number = int(connection.scalar(sa.select(sa.func.max(table.c.number))) or 0) + 1
+    payroll.numbers.account = int(connection.scalar(sa.select(sa.func.max(table.c.number))) or 0) + 1
     for entry in unfinished:
         if entry.account is not None:
             one = payroll.engaged[entry.account]

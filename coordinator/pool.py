@@ -61,6 +61,12 @@ class NodeEntry:
     software: str
     addresses: tuple[str, ...]
     standing: Standing = ACTIVE
+    run: str = ""
+    """The run that it works for; empty: it was placed in none yet."""
+    wanted: str | None = None
+    """The only one it takes part in, by its last hello; None: any."""
+    bound: str | None = None
+    """The only one that its token lets it into; None: any."""
     probation: Probation = UNPROVED
     window: LeaseWindow = field(default_factory=LeaseWindow)
     """How its last leases ended, as far as this process gave them."""
@@ -92,7 +98,6 @@ class NodeEntry:
     idle_since: float | None = None
     """Since when its heartbeats have said that it holds and spools nothing."""
     meter: RateMeter = field(default_factory=RateMeter)
-    receipt_sequence: int = 0
     last_reason: str = ""
     rejected_in_row: int = 0
     rest_until: float = float("-inf")
@@ -143,15 +148,30 @@ STALLED = "stalled"
 
 
 class Pool:
-    """Every admitted node, by peer id."""
+    """Every admitted node, by peer id. `of` a run: `nodes` are still all of them, and only the run's are counted."""
 
-    def __init__(self, heartbeat_seconds: float) -> None:
+    def __init__(
+        self, heartbeat_seconds: float, nodes: dict[str, NodeEntry] | None = None, run: str | None = None
+    ) -> None:
         self.heartbeat_seconds = heartbeat_seconds
-        self.nodes: dict[str, NodeEntry] = {}
+        self.nodes: dict[str, NodeEntry] = {} if nodes is None else nodes
+        self._run = run
+
+    def of(self, run: str) -> Pool:
+        """The same nodes, seen from one of the runs that share them."""
+        return Pool(self.heartbeat_seconds, self.nodes, run)
+
+    def has(self, node: NodeEntry) -> bool:
+        """Whether the node is placed in this run."""
+        return self._run is None or node.run == self._run
+
+    def members(self) -> Iterator[NodeEntry]:
+        """The nodes that are placed in this run."""
+        return filter(self.has, self.nodes.values())
 
     def live(self, now: float) -> Iterator[NodeEntry]:
         """Nodes that take part, are not dead and, by their own word, are not away."""
-        for node in self.nodes.values():
+        for node in self.members():
             here = node.state in SERVING and node.says not in AWAY
             if here and node.health(now, self.heartbeat_seconds) != "dead":
                 yield node
@@ -169,14 +189,14 @@ class Pool:
         """Why no node can be counted on, in the nodes' own words; empty when one can."""
         says = Counter(
             node.says
-            for node in self.nodes.values()
+            for node in self.members()
             if node.state in {"active", "probation"} and node.health(now, self.heartbeat_seconds) != "dead"
         )
         if not says:
             standby = sum(node.standby for node in self.live(now))
             if standby:
                 return f"{standby} live nodes, all of them standing by"
-            applied = sum(node.state == "applied" for node in self.nodes.values())
+            applied = sum(node.state == "applied" for node in self.members())
             waiting = f"; {applied} nodes wait for the operator to admit them" if applied else ""
             return f"no live node in the pool{waiting}"
         if any(word not in AWAY and word != STALLED for word in says):

@@ -114,9 +114,11 @@ def export(
 ) -> None:
     """Write a run's rollouts (JSONL), steps and evaluations (CSV) and plots (PNG). The coordinator may be running."""
     from .config import load_config
+    from .created_runs import created_runs, with_created
     from .database import read_password
     from .export_plots import draw
     from .export_run import export_run
+    from .ledger import open_ledger_to_read
 
     if config is None:
         config = Path("coordinator.toml")
@@ -127,8 +129,15 @@ def export(
     if not overwrite:
         refuse_used(out, "name another, or take --overwrite to replace an earlier export")
     settings = load_config(config)
-    if settings.run.name != run:
-        raise ConfigurationError(f"{config} is of the run {settings.run.name!r}, not of {run!r}")
+    found = settings.named(run)
+    if found is None:
+        with closing(
+            open_ledger_to_read(settings.ledger_url, password=read_password(settings.database_password_file))
+        ) as ledger:
+            found = with_created(settings, created_runs(ledger)).named(run)
+    if found is None:
+        names = ", ".join(repr(each.name) for each in settings.all_runs)
+        raise ConfigurationError(f"{config} is of the run {names}, not of {run!r}")
 
     def tell(count: int) -> None:
         if sys.stderr.isatty():
@@ -137,8 +146,8 @@ def export(
     async def write() -> None:
         password = read_password(settings.database_password_file)
         url = settings.ledger_url
-        exported = await export_run(settings.run, url, out, arrays=tokens, password=password, tell=tell)
-        draw(out, exported, title=f"{run}, {settings.run.task}")
+        exported = await export_run(found, url, out, arrays=tokens, password=password, tell=tell)
+        draw(out, exported, title=f"{run}, {found.task}")
         print(
             f"{out}: {exported.rollouts} rollouts, {len(exported.steps)} steps, {len(exported.evaluations)} evaluations"
         )

@@ -9,12 +9,16 @@ from .metrics import Views
 
 if TYPE_CHECKING:
     from .broadcast_view import BroadcastView
+    from .config import RunConfig
     from .tokens import TokenRow
     from .views import EventView, NodeView, RunView, StepView, TransitionView
 
 
 class Desk(Views, AppealsDesk, Protocol):
     """Unknown names raise KeyError, impossible changes Refused, and so does a ledger that is away."""
+
+    def nodes_of(self, run: str) -> list[NodeView]:
+        """Those that work for a run or have done so, with what they did for it."""
 
     def node_view(self, peer: str) -> NodeView:
         """One node."""
@@ -40,14 +44,16 @@ class Desk(Views, AppealsDesk, Protocol):
     def tokens_view(self) -> list[TokenRow]:
         """Every token that lets nodes in, the oldest first."""
 
-    def create_token(self, *, uses: int, expires_seconds: float | None, actor: str, reason: str) -> str:
-        """A token that lets `uses` new nodes in."""
+    def create_token(
+        self, *, uses: int, expires_seconds: float | None, actor: str, reason: str, run: str | None = None
+    ) -> str:
+        """A token that lets `uses` new nodes in, into any run or one alone."""
 
     def revoke_token(self, hash_start: str, *, actor: str, reason: str) -> TokenRow:
         """It lets nobody in any more; who is in stays."""
 
-    def broadcast_view(self, limit: int) -> BroadcastView:
-        """Where each node is with the newest snapshot."""
+    def broadcast_view(self, limit: int, run: str | None = None) -> BroadcastView:
+        """Where each node of a run is with its newest snapshot; None: of the first run."""
 
     def transitions_view(self, peer: str) -> list[TransitionView]:
         """How a node came to its state, the newest first."""
@@ -69,6 +75,9 @@ class Desk(Views, AppealsDesk, Protocol):
 
     def restore_node(self, peer: str, *, actor: str, reason: str) -> None:
         """A suspended or drained node takes part again."""
+
+    async def create_run(self, run: RunConfig, *, actor: str, reason: str) -> RunView:
+        """One run more, from now on and after a restart. Raises ConfigurationError for a task that cannot be used."""
 
     def pause_run(self, run: str, *, actor: str, reason: str) -> None:
         """No new leases until resumed."""

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 Reason = Annotated[str, Field(min_length=1, max_length=512, description="kept in the audit log")]
 PeerPath = Annotated[str, Path(min_length=40, max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
-RunPath = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+RunPath = Annotated[str, Path(min_length=1, max_length=64, pattern=RUN_PATTERN)]
+RunName = Annotated[str, Field(min_length=1, max_length=64, pattern=RUN_PATTERN)]
 Limit = Annotated[int, Query(ge=1, le=1000, description="so many at most; the header Link names the next page")]
 
 
@@ -53,8 +55,9 @@ class Rooms:
     feed: EventFeed
     judge: Judge
     limits: Limits
-    join: Callable[[str], str]
-    """A join string of a token. Raises ConfigurationError while no address is known."""
+    join: Callable[..., str]
+    """A join string of a token, and of a run or `*`, where that is not what it would be by itself. Raises
+    ConfigurationError while no address is known."""
     clock: Callable[[], float]
 
 

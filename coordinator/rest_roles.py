@@ -43,6 +43,7 @@ NEEDS: dict[tuple[str, str], Needs] = {
     ("POST", "/v1/nodes/{peer}/unban"): "operator",
     ("POST", "/v1/nodes/{peer}/restore"): "operator",
     ("GET", "/v1/runs"): "reader",
+    ("POST", "/v1/runs"): "operator",
     ("POST", "/v1/runs/validate"): "researcher",
     ("POST", "/v1/runs/estimate"): "researcher",
     ("GET", "/v1/runs/{run}"): "reader",

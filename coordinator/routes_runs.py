@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import HTTPException, Query, Request, Response
 
 from echo2.p2p.errors import ConfigurationError
+from echo2.p2p.join import NO_TOKEN
 
 from .estimate import Forecast, Supply
 from .preview import Seen
 from .rest_guard import Asker, Body, Limit, Reason, RunPath, link_next, make_router
 from .run_file import RunFile
+from .submit import learner_toml
 from .views import RunView, StepView, View
 
 if TYPE_CHECKING:
@@ -65,6 +67,22 @@ class EstimateView(View):
     settings: tuple[SettingView, ...]
 
 
+START_LEARNER = (
+    "the run waits for its learner: write learner_toml into the home folder of the key that the run names, as "
+    "learner.toml, set model_dir to that machine's folder of the same model, then start it there: echo2-learner run "
+    "--config learner.toml. Nothing has to be restarted."
+)
+
+
+class RunCreated(View):
+    """A new run, and what its learner starts with."""
+
+    run: RunView
+    learner_toml: str
+    next: str
+    """What is left to be done, and by whom."""
+
+
 TOML_TYPES = ("application/toml", "text/plain")
 
 RUN_FILE: dict[str, Any] = {
@@ -86,13 +104,29 @@ RUN_FILE: dict[str, Any] = {
 
 
 def run_routes(rooms: Rooms) -> APIRouter:
-    """List, get, metrics; validate, estimate; start, pause, resume, stop."""
+    """List, create, get, metrics; validate, estimate; start, pause, resume, stop."""
     router, desk = make_router("runs"), rooms.desk
 
     @router.get("/v1/runs")
     async def runs() -> list[RunView]:
-        """Every run: one, in this version."""
+        """Every run, the first of the settings first."""
         return list(desk.runs_view())
+
+    @router.post("/v1/runs", status_code=HTTPStatus.CREATED, openapi_extra=RUN_FILE)
+    async def create(
+        request: Request,
+        who: Asker,
+        reason: Annotated[Reason, Query(description="kept in the audit log")] = "asked over REST",
+    ) -> RunCreated:
+        """A run of a run file that is in order, on this coordinator's model. It is there after a restart."""
+        content = await _run_file(request)
+        try:
+            submission = await rooms.judge.submission(content)
+            learner = learner_toml(submission, rooms.join(NO_TOKEN))
+            made = await desk.create_run(submission.file.run, actor=who.name, reason=reason)
+        except ConfigurationError as error:
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
+        return RunCreated(run=made, learner_toml=learner, next=START_LEARNER)
 
     @router.post("/v1/runs/validate", openapi_extra=RUN_FILE)
     async def validate(request: Request) -> ValidationView:

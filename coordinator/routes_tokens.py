@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import HTTPException, Path
 from pydantic import Field
 
+from echo2.p2p.join import ANY_RUN
+
 from .access import EXPIRES_HOURS_MAX, NAME_CHARACTERS_MAX, NAME_PATTERN, OPERATOR
 from .config import TOKEN_HOURS_MAX, TOKEN_USES_MAX
-from .rest_guard import Asker, Body, Reason, Why, make_router
+from .rest_guard import Asker, Body, Reason, RunName, Why, make_router
 from .rest_roles import Role
 from .tokens import HASH_SHOWN
 from .views import View
@@ -34,6 +36,9 @@ class TokenRequest(Body):
 
     uses: Annotated[int, Field(ge=1, le=TOKEN_USES_MAX)] = 1
     expires_hours: Annotated[float, Field(gt=0, le=TOKEN_HOURS_MAX)] | None = 72.0
+    run: RunName | Literal["*"] | None = None
+    """The only run that it lets nodes into. `*`: the coordinator says which, and may move them; so does None where
+    there are several runs."""
     reason: Reason = "made over REST"
 
 
@@ -59,6 +64,8 @@ class TokenView(View):
     created_seconds: float
     expires_seconds: float | None
     """Unix seconds; None = never."""
+    run: str | None = None
+    """The only run that it lets nodes into; None: any."""
 
 
 class AccessRequest(Body):
@@ -103,8 +110,14 @@ def token_routes(rooms: Rooms) -> APIRouter:
         """A join string: the one thing a volunteer needs."""
         rooms.join("")  # that no join string can be told is said before a token is made that nobody could use
         seconds = None if body.expires_hours is None else body.expires_hours * SECONDS_IN_HOUR
-        token = desk.create_token(uses=body.uses, expires_seconds=seconds, actor=who.name, reason=body.reason)
-        return TokenCreated(token=token, join=rooms.join(token), uses=body.uses, expires_hours=body.expires_hours)
+        only = None if body.run == ANY_RUN else body.run
+        made = {"actor": who.name, "reason": body.reason}
+        try:
+            token = desk.create_token(uses=body.uses, expires_seconds=seconds, run=only, **made)
+        except KeyError as error:
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no run {body.run}") from error
+        join = rooms.join(token) if body.run is None else rooms.join(token, body.run)
+        return TokenCreated(token=token, join=join, uses=body.uses, expires_hours=body.expires_hours)
 
     @router.post("/v1/tokens/{token}/revoke")
     async def revoke_token(token: TokenPath, body: Why, who: Asker) -> TokenView:
@@ -149,8 +162,9 @@ def access_routes(rooms: Rooms) -> APIRouter:
 
 def _token(row: TokenRow) -> TokenView:
     return TokenView(
-        id=row.hash_start, uses=row.uses, used=row.used, created_seconds=row.created, expires_seconds=row.expires
-    )
+        id=row.hash_start, uses=row.uses, used=row.used, created_seconds=row.created, expires_seconds=row.expires,
+        run=row.run,
+    )  # fmt: skip
 
 
 def _access(row: AccessRow) -> AccessView:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from . import capacity, records
+from .counters import Numbers
 from .leases import LeaseBook, Purpose
 from .records import RolloutEntry, RolloutState, Verdict
 
@@ -90,6 +91,8 @@ class RunBook:
 
     name: str
     leases: LeaseBook
+    numbers: Numbers = field(default_factory=Numbers)
+    """Shared with the other runs of the ledger."""
     state: RunLifeState = "ready"
     reason: str = ""
     learner_epoch: int = 0
@@ -112,7 +115,8 @@ class RunBook:
     """To be withdrawn by the learner, and whether it has been told."""
     delivered_sequence: int = 0
     """The highest admitted sequence the learner may have seen."""
-    next_rollout_id: int = 1
+    receipts: Counter[str] = field(default_factory=Counter)
+    """Of each node's receipts in this run, the last one's sequence."""
     next_sequence: int = 1
     t_train: float | None = None
     """Median of recent steps, in seconds. Kept, not computed: every lease request asks."""
@@ -175,7 +179,7 @@ class Changes:
         self._pool = pool
         self._tally = tally
         self._receipts: Counter[str] = Counter()
-        self._ids = run.next_rollout_id
+        self._ids = run.numbers.rollout_id
         self.arrivals: list[Verdict] = []
         self.changed: list[Verdict] = []
         self.closing: dict[int, str] = {}
@@ -261,9 +265,8 @@ class Changes:
         """It is durable: memory follows. (What a lease's slice means for its slots, the intake desk applies itself.)"""
         run = self._run
         self.pay.apply()
-        run.next_rollout_id = self._ids
-        for peer, count in self._receipts.items():
-            self._pool.nodes[peer].receipt_sequence += count
+        run.numbers.rollout_id = max(run.numbers.rollout_id, self._ids)
+        run.receipts.update(self._receipts)
         for verdict in self.arrivals:
             entry = verdict.entry
             self._enter(verdict, None)
@@ -317,4 +320,4 @@ class Changes:
         if state not in TERMINAL:
             return None
         self._receipts[entry.peer] += 1
-        return self._pool.nodes[entry.peer].receipt_sequence + self._receipts[entry.peer]
+        return self._run.receipts[entry.peer] + self._receipts[entry.peer]

@@ -88,6 +88,24 @@ class Judge:
 
         return await self._in_turn(work)
 
+    async def submission(self, content: str | Mapping[str, Any]) -> Submission:
+        """A run file that a run can be made of. Raises ConfigurationError for one that is wrong, Refused when busy."""
+
+        async def work() -> Submission:
+            submission, _ = await self._read(content)
+            if submission.file.run.learner == UNKNOWN_PEER:
+                raise ConfigurationError(
+                    f"{SOURCE} [run]: learner is missing: the peer id that `echo2-learner identity` prints, where the "
+                    "run is to be trained"
+                )
+            if submission.file.coordinator:
+                raise ConfigurationError(
+                    f"{SOURCE} [coordinator]: leave it out: this coordinator has its settings already"
+                )
+            return submission
+
+        return await self._in_turn(work)
+
     async def estimate(self, content: str | Mapping[str, Any]) -> Report:
         """What the run would be. Raises ConfigurationError for a file that is wrong, Refused when busy."""
 

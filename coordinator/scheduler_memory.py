@@ -19,7 +19,7 @@ from . import schema
 from .records import AUDIT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
 LINES_MAX = 200
 """A line is of one node: the decisions of hours in most pools, and one page of the audit log in all."""
@@ -37,8 +37,15 @@ def last_changes(connection: sa.Connection, actor: str, actions: Sequence[str]) 
     return {row.subject: (row.action, row.wall) for row in connection.execute(found)}
 
 
-def told_decisions(connection: sa.Connection, actor: str, actions: Mapping[str, str], run: str) -> list[dict[str, Any]]:
-    """Decisions by their lines, the newest first. `actions`: of a decision, by the word in the log."""
+def told_decisions(
+    connection: sa.Connection,
+    actor: str,
+    actions: Mapping[str, str],
+    run: str,
+    subjects: Container[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Decisions by their lines, the newest first. `actions`: of a decision, by the word in the log. `subjects`: only
+    lines of these, where the log has those of several runs."""
     table = schema.events
     lines = connection.execute(
         sa.select(table.c.wall, table.c.action, table.c.subject, table.c.reason)
@@ -48,6 +55,8 @@ def told_decisions(connection: sa.Connection, actor: str, actions: Mapping[str, 
     )
     found: list[dict[str, Any]] = []
     for line in lines:
+        if subjects is not None and line.subject not in subjects:
+            continue
         cause, _, reason = line.reason.partition(": ")
         said = {
             "wall_seconds": line.wall, "run": run, "action": actions[line.action], "cause": cause, "reason": reason,

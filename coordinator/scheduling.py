@@ -35,7 +35,7 @@ from .scheduler_memory import last_changes, told_decisions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .activation_records import Action, Decision
+    from .activation_records import Action, Decision, Rules
     from .node_life import NodeLife
     from .node_records import Moves
     from .node_states import NodeEvent
@@ -78,10 +78,12 @@ class Scheduler:
         """Who worked when this coordinator ended: paid nodes on their terms, free ones until they are measured anew."""
         office, now, wall = self._office, self._office.clock(), self._office.wall()
         run = office.run.name
+        nodes = {node.peer: node for node in office.pool.members()}
+        mine = {*nodes, run} if len(office.runs) > 1 else None
         with office.ledger.reading() as connection:
             last = last_changes(connection, ACTOR, (ACTIVATED, RELEASED))
-            self._before = told_decisions(connection, ACTOR, {word: kind for kind, word in ACTIONS.items()}, run)
-        nodes = office.pool.nodes
+            words = {word: kind for kind, word in ACTIONS.items()}
+            self._before = told_decisions(connection, ACTOR, words, run, mine)
         working = [peer for peer, (action, _) in last.items() if action == ACTIVATED and peer in nodes]
         free = {peer: Assignment(run, now, 0.0, 0) for peer in working if not nodes[peer].price}
         engaged = [office.payroll.engaged[number] for number in office.payroll.by_peer.values()]
@@ -103,11 +105,11 @@ class Scheduler:
         if now < self._next_at or office.run.state == "paused":
             return
         self._next_at = now + self._rules.period_seconds / LOOKS_PER_PERIOD
-        if not any(node.price or node.standby for node in office.pool.nodes.values()) and not office.payroll.by_peer:
+        if not any(node.price or node.standby for node in office.pool.members()) and not office.payroll.by_peer:
             return
         pay = office.settlement()
         try:
-            state, decisions = step(self._still_meant(), self._seen(now), now, self._rules)
+            state, decisions = step(self._still_meant(), self._seen(now), now, self._rules_now())
             moves = self._moves(state, decisions)
             self._record(decisions, moves, state, pay)
         except LedgerUnavailable as error:
@@ -119,21 +121,31 @@ class Scheduler:
         self._life.apply(moves)
 
     def _still_meant(self) -> State:
-        """Without nodes that have turned from volunteers to paid ones, or back, since they were activated."""
-        nodes, assigned = self._office.pool.nodes, self._state.assigned
+        """Without nodes that have turned from volunteers to paid ones, or back, since they were activated, and without
+        those that were moved to another run."""
+        pool, assigned = self._office.pool, self._state.assigned
+        nodes = pool.nodes
         turned = {
-            peer for peer, given in assigned.items() if peer in nodes and bool(given.price) != bool(nodes[peer].price)
+            peer
+            for peer, given in assigned.items()
+            if peer in nodes and (bool(given.price) != bool(nodes[peer].price) or not pool.has(nodes[peer]))
         }
         if not turned:
             return self._state
         return replace(self._state, assigned={peer: given for peer, given in assigned.items() if peer not in turned})
+
+    def _rules_now(self) -> Rules:
+        """The spending ceiling is that of all runs: this one has what the others leave."""
+        if self._rules.spend_ceiling is None:
+            return self._rules
+        return replace(self._rules, spend_ceiling=max(self._rules.spend_ceiling - self._office.spent_elsewhere(), 0))
 
     def _seen(self, now: float) -> Look:
         office = self._office
         live = {node.peer for node in office.pool.live(now)}
         candidates = tuple(
             Candidate(node.peer, node.meter.rate(now), node.price, node.peer in live)
-            for node in office.pool.nodes.values()
+            for node in office.pool.members()
             if (node.standing.back if node.state == "left" else node.state) in {"active", "standby"}
         )
         return Look(candidates, () if office.run.state in ENDED else (self._need(),))
@@ -204,7 +216,7 @@ class Scheduler:
         """Who begins and who stands by, for `state` to hold. Only nodes with a price stand by."""
         why = {peer: f"{made.cause}: {made.reason}" for made in decisions for peer in (*made.chosen, *made.lapsed)}
         found = []
-        for node in self._office.pool.nodes.values():
+        for node in self._office.pool.members():
             standby = bool(node.price) and node.peer not in state.assigned
             event: NodeEvent = "released" if standby else "activated"
             if node.state in {"active", "standby"} and standby != node.standby:

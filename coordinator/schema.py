@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Raised on any change of these tables, with a step in `migrations`. A later one is refused, never guessed at."""
 
 LONG = Integer().with_variant(BigInteger(), "postgresql")
@@ -43,6 +43,7 @@ tokens = Table(
     Column("used", Integer, nullable=False),
     Column("expires", Float),  # None: never
     Column("created", Float, nullable=False),
+    Column("run", String(64)),  # the only run that it lets nodes into; None: any
 )
 
 access = Table(
@@ -75,6 +76,9 @@ nodes = Table(
     Column("warmup_failed", Integer, nullable=False, server_default="0"),
     Column("benchmark_rollouts", Float),  # per second; None while it is not measured
     Column("benchmark_tokens", Float),
+    Column("run", String(64)),  # that it is placed in; None: it never was
+    Column("wanted", String(64)),  # the only run that it takes part in, by its join string; None: any
+    Column("bound", String(64)),  # the only run that its token lets it into; None: any
 )
 
 node_transitions = Table(
@@ -104,6 +108,7 @@ runs = Table(
     Column("learner_epoch", Integer, nullable=False),
     Column("learner_version", Integer, nullable=False),
     Column("learner_status", Text, nullable=False),
+    Column("settings", Text),  # of a run that was created over REST, as JSON; None: it is in the settings file
 )
 
 manifests = Table(

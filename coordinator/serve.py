@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import time
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,12 +20,12 @@ from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.join import JoinString
 from echo2.p2p.libp2p_transport import open_libp2p_transport
 from echo2.p2p.nat import NatCoordinator
-from echo2.tasks.scorer import ScorerUnavailable, TaskUnusable, open_scorer
 
 from .access import COMMAND_LINE, OPERATOR, AccessBook
 from .addresses import dialable
 from .api import make_api
 from .books import Books
+from .created_runs import created_runs, with_created
 from .database import IN_USE, read_password
 from .event_feed import EventFeed
 from .ledger import DatabaseAway, LedgerUnavailable, open_ledger
@@ -40,9 +40,10 @@ from .rest_server import open_listener, serve_rest, url_of
 from .rest_sessions import Sessions
 from .rest_tls import server_context
 from .run_judge import Judge
+from .run_tools import open_each, open_tools
 from .served import ServedRest
 from .service import CoordinatorService
-from .task_loading import check_task, load_task
+from .task_loading import check_task
 
 if TYPE_CHECKING:
     from echo2.p2p.libp2p_transport import Libp2pTransport
@@ -73,7 +74,8 @@ log = logging.getLogger(__name__)
 
 async def serve(config: CoordinatorConfig) -> None:
     """Serve until cancelled. Raises ConfigurationError for what the operator must put right."""
-    check_task(config.run)
+    for run in config.all_runs:
+        check_task(run)
     identity = load_or_create_identity(config.identity_path)
     token_sha256 = load_operator_token_hash(config.operator_token_path)
     certificate, key = config.rest.certificate, config.rest.key
@@ -85,10 +87,10 @@ async def serve(config: CoordinatorConfig) -> None:
             open_libp2p_transport(
                 identity, config.listen, announce=config.announce, state_dir=config.state_dir, limits=LIMITS
             ) as transport,
-            open_scorer(config.run.spec, item_seconds=config.score_seconds_max) as scorer,
+            AsyncExitStack() as stack,
         ):
-            text = FolderText(config.run.model_dir)
-            task = await load_task(config.run, scorer, text)
+            seconds = config.score_seconds_max
+            tools = await open_each(stack, config.all_runs, item_seconds=seconds)
             password = read_password(config.database_password_file)
             with (
                 closing(await _open_when_there(config, password)) as ledger,
@@ -104,18 +106,29 @@ async def serve(config: CoordinatorConfig) -> None:
                     wall=time.time,
                 )
                 try:
+                    created = created_runs(ledger)
+                    wanted = with_created(config, created)
+                    others = [run for run in wanted.all_runs if run.name not in tools]
+                    tools |= await open_each(stack, others, item_seconds=seconds, may_fail=True)
+                    settings = wanted.model_copy(
+                        update={"runs": tuple(run for run in wanted.runs if run.name in tools)}
+                    )
+                    first = tools[config.run.name]
                     service = CoordinatorService(
-                        config=config,
+                        config=settings,
                         identity=identity,
                         transport=transport,
                         ledger=ledger,
-                        scorer=scorer,
+                        scorer=first.scorer,
                         clock=trio.current_time,
                         wall=time.time,
                         entropy=os.urandom,
-                        task=task,
-                        text=text,
+                        task=first.task,
+                        text=first.text,
                         proved=nat.proved,
+                        tools=tools,
+                        created={name: text for name, text in created.items() if config.named(name) is None},
+                        open_tools=partial(open_tools, item_seconds=seconds),
                     )
                 except LedgerUnavailable as error:
                     raise ConfigurationError(error.detail) from error
@@ -126,10 +139,12 @@ async def serve(config: CoordinatorConfig) -> None:
                     sessions=Sessions(os.urandom),
                     books=Books(config.ledger_url, password),
                     feed=EventFeed(service),
-                    judge=Judge(config, text, service.pool_view),
+                    judge=Judge(config, FolderText(config.run.model_dir), service.pool_view),
                     limits=Limits(),
-                    join=lambda token: str(
-                        JoinString(identity.peer_id, dialable(config, transport.addresses), token, config.run.name)
+                    join=lambda token, run="": str(
+                        JoinString(
+                            identity.peer_id, dialable(config, transport.addresses), token, run or service.any_run
+                        )
                     ),
                     clock=trio.current_time,
                 )
@@ -142,8 +157,8 @@ async def serve(config: CoordinatorConfig) -> None:
                     ", ".join(transport.addresses),
                     url,
                 )
-                run = service.run_view(config.run.name)
-                log.info("the run %s is %s; waiting for: %s", run.run, run.state, run.waiting or "nothing")
+                for view in service.runs_view():
+                    log.info("the run %s is %s; waiting for: %s", view.run, view.state, view.waiting or "nothing")
                 _settle_collector()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(service.run)
@@ -154,10 +169,6 @@ async def serve(config: CoordinatorConfig) -> None:
                     nursery.start_soon(_write_status, config, service, transport, nat, url)
                     if no_commands:
                         nursery.start_soon(_let_commands_in, local, no_commands)
-    except TaskUnusable as error:
-        raise ConfigurationError(str(error)) from error
-    except ScorerUnavailable as error:
-        raise ConfigurationError(f"the scorer cannot be started: {error}") from error
     finally:
         listener.close()
 
@@ -215,6 +226,7 @@ async def _write_status(
             "state": run.state,
             "version": run.version,
             "waiting_for": pool.trouble or run.waiting,
+            "runs": service.run_states,
             "pool": pool.model_dump(mode="json"),
             "network": transport.view().model_dump(mode="json"),
             "relay": asdict(nat.view()),

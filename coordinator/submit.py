@@ -1,7 +1,8 @@
 """`echo2 submit`: a run file judged before anything is spent, and the settings of both daemons made from it.
 
-One coordinator serves one run, and begins it when it starts. So submitting a run means to write `coordinator.toml` and
-`learner.toml`, with keys for both, into a folder; with them the run is started. `--dry-run` writes nothing.
+Submitting a run means to write `coordinator.toml` and `learner.toml`, with keys for both, into a folder; with them the
+run is started in a pool of its own. `--dry-run` writes nothing. Into a pool that is there a run goes by
+`echo2-coordinator runs create`, which makes the learner's settings with `learner_toml`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from echo2.p2p.errors import ConfigurationError
 from echo2.p2p.identity import Identity, load_or_create_identity
+from echo2.p2p.join import parse_join_string
 from echo2.p2p.settings import make_settings, refuse_used
 
 from .config import IDENTITY_FILE, OPERATOR_TOKEN_FILE, CoordinatorConfig, RestConfig, RunConfig
@@ -105,6 +107,14 @@ def learner_settings(submission: Submission, *, coordinator: str) -> dict[str, A
         "model_dir": str(run.model_dir.absolute()),
         **submission.learner_values(),
     }
+
+
+def learner_toml(submission: Submission, join: str) -> str:
+    """The file `learner.toml` for a run of a coordinator that is there; `join`: a join string of its. Raises
+    ConfigurationError."""
+    coordinator = parse_join_string(join)
+    address = f"{coordinator.addresses[0]}/p2p/{coordinator.peer}"
+    return toml_text({**learner_settings(submission, coordinator=address), "home": "."})
 
 
 def _reserved(path: Path, table: str, given: Mapping[str, Any], reserved: Mapping[str, str]) -> None:

@@ -56,6 +56,8 @@ task = "arithmetic"                       # which prompts and which reward
 model_dir = "../model"                    # made by: echo2-learner prepare --model tiny --out model
 learner = "PEER_ID"                       # printed by: echo2-learner identity --home DIR
 steps = 100                               # training steps of the whole run
+# weight = 1.0                            # where several runs share the pool (further tables [[runs]] with the same
+#                                         # keys): share of the nodes, over the sum of the weights of all open runs
 # budget = 0.0                            # dollars that nodes may be paid; then nothing more is leased; 0 = no bound
 # seed = 0                                # orders the prompts
 

@@ -36,6 +36,8 @@ class TokenRow:
     used: int
     created: float
     expires: float | None
+    run: str | None = None
+    """The only run that it lets nodes into; None: any."""
 
 
 def issue_token(
@@ -47,20 +49,24 @@ def issue_token(
     entropy: Callable[[int], bytes],
     actor: str,
     reason: str,
+    run: str | None = None,
 ) -> str:
-    """A token that lets `uses` new nodes in; the ledger keeps only its hash. Raises LedgerUnavailable."""
+    """A token that lets `uses` new nodes in, into `run` alone unless that is None; the ledger keeps only its hash.
+
+    Raises LedgerUnavailable.
+    """
     token = entropy(TOKEN_BYTES).hex()
     expires = None if expires_seconds is None else wall + expires_seconds
     digest = hashlib.sha256(token.encode()).digest()
     with ledger.transaction() as connection:
-        row = {"hash": digest, "quota": uses, "used": 0, "expires": expires, "created": wall}
+        row = {"hash": digest, "quota": uses, "used": 0, "expires": expires, "created": wall, "run": run}
         record(
             connection,
             [insert("tokens", row)],
             wall=wall,
             actor=actor,
             action="token made",
-            subject=f"{uses} uses",
+            subject=f"{uses} uses" if run is None else f"{uses} uses, for {run}",
             reason=reason,
         )
     return token
@@ -94,4 +100,4 @@ def revoke_token(ledger: Ledger, hash_start: str, *, wall: float, actor: str, re
 
 
 def _shown(row: Any) -> TokenRow:
-    return TokenRow(bytes(row.hash).hex()[:HASH_SHOWN], row.quota, row.used, row.created, row.expires)
+    return TokenRow(bytes(row.hash).hex()[:HASH_SHOWN], row.quota, row.used, row.created, row.expires, row.run)

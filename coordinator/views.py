@@ -36,6 +36,8 @@ class NodeView(View):
 
     peer: str
     name: str
+    run: str = ""
+    """That it works for; empty: it has not been placed in one since that was over or gone."""
     software: str
     addresses: tuple[str, ...]
     """Those at which it was dialled back: others may be told to fetch snapshots there."""
@@ -204,6 +206,16 @@ class RunView(View):
     model: str
     state: Literal["ready", "running", "paused", "stopped", "finished"]
     state_reason: str
+    weight: float = 1.0
+    """Its share of the nodes is this over the sum of all open runs'."""
+    nodes: int = 0
+    """Live nodes that are placed in it."""
+    mu_pool: float = 0.0
+    """Accepted rollouts per second of those of them that work."""
+    mu_min: float | None = None
+    """Equation 2; None while unmeasured or when no rate is enough."""
+    mu_target: float | None = None
+    """gamma mu_min."""
     learner: str
     learner_connected: bool
     learner_status: str

@@ -85,7 +85,7 @@ class PublicDesk(Protocol):
     def run_view(self, run: str) -> RunView:
         """One run. Raises KeyError for an unknown one."""
 
-    def nodes_view(self) -> Sequence[NodeView]:
+    def nodes_of(self, run: str) -> Sequence[NodeView]:
         """Every node ever admitted."""
 
 
@@ -167,7 +167,7 @@ class WebPages:
         made_at, page = self._made.get(run, (float("-inf"), None))
         if page is not None and now - made_at < PUBLIC_SECONDS:
             return page
-        view = public_view(self._desk.run_view(run), self._desk.nodes_view())
+        view = public_view(self._desk.run_view(run), self._desk.nodes_of(run))
         cache = f"public, max-age={PUBLIC_SECONDS:.0f}".encode()
         page = Page.of(view.model_dump_json().encode(), "application/json", cache)
         self._made[run] = now, page  # only runs that exist: as many as the service has

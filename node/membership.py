@@ -75,6 +75,9 @@ NO_TOKEN = frozenset({"token_missing", "token_unknown", "token_expired", "token_
 IDENTITY_LIVE = "identity_live"
 """Its word that another process with this key is alive; this one may go on when that one is over."""
 
+MOVED = "moved"
+"""Its word that this node works for another of its runs now: hello says for which."""
+
 SHOWN = frozenset({IDENTITY_LIVE, "address_full", "network_full", "too_many_applied", "too_many_keys", "pool_full"})
 """Codes of a no that is not final, and that a person may do something about."""
 
@@ -132,8 +135,11 @@ class Member:
     def lost(self, membership: Membership, error: Exception) -> None:
         """A request made under `membership` failed in a way that only a new hello can mend."""
         if membership is self._situation.membership and self._situation.facts.joined:
-            log.warning("the coordinator is lost: %s", error)
-            self._situation.failed("coordinator", error)
+            if isinstance(error, Refused) and error.code == MOVED:
+                log.info("moved: %s", error.detail)
+            else:
+                log.warning("the coordinator is lost: %s", error)
+                self._situation.failed("coordinator", error)
             self._situation.happened(Lost())
 
     def announce(self) -> None:

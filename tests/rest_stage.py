@@ -94,6 +94,10 @@ class FakeDesk:
             for number in range(self.nodes)
         )  # fmt: skip
 
+    def nodes_of(self, run):
+        self.run_view(run)
+        return list(self.nodes_view())
+
     def runs_view(self):
         return (self.run_view("sums"),)
 
@@ -113,7 +117,9 @@ class FakeDesk:
             staleness_estimate=2,
         )  # fmt: skip
 
-    def create_token(self, *, uses, expires_seconds, actor, reason):
+    def create_token(self, *, uses, expires_seconds, actor, reason, run=None):
+        if run not in {None, "sums"}:
+            raise KeyError(run)
         self.changes.append(("create_token", uses, expires_seconds, actor, reason))
         return "new-token"
 
@@ -139,7 +145,9 @@ class FakeDesk:
         made = {"number": 1, "event": "joined", "from_state": "new", "to_state": "probation", "actor": peer}
         return [TransitionView(**made, reason="it brought a join token", wall_seconds=WALL, expires_seconds=None)]
 
-    def broadcast_view(self, limit):
+    def broadcast_view(self, limit, run=None):
+        if run not in {None, "sums"}:
+            raise KeyError(run)
         return NO_BROADCAST
 
     def appeals_view(self):
@@ -192,6 +200,12 @@ class FakeDesk:
         (row,) = [row for row in self.tokens_view() if row.hash_start == hash_start] or [{}[hash_start]]
         self.changes.append(("revoke_token", hash_start, actor, reason))
         return replace(row, expires=5.0)
+
+    async def create_run(self, run, *, actor, reason):
+        if run.name == "sums":
+            raise Refused("run_exists", "the ledger has a run 'sums' already; take another name")
+        self.changes.append(("create_run", run, actor, reason))
+        return self.run_view("sums").model_copy(update={"run": run.name, "weight": run.weight, "state": "ready"})
 
     def pause_run(self, run, *, actor, reason):
         self.changes.append(("pause_run", run, actor, reason))
@@ -260,7 +274,7 @@ class Stage:
             feed=EventFeed(self.desk, stream_seconds=stream_seconds),
             judge=Judge(CONFIG, Text(), self.desk.pool_view, check=checked),
             limits=limits,
-            join=lambda token: f"echo2://{PEER}@1.2.3.4:1/sums?token={token}",
+            join=lambda token, run="sums": f"echo2://{PEER}@1.2.3.4:1/{run}?token={token}",
             clock=lambda: self.now,
         )
         self.app = make_api(self.rooms, door=door or Door(), version="0.1.0")

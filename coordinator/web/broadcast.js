@@ -4,7 +4,7 @@ import { h, region, s } from "./dom.js";
 import { ago, bytes, count, duration, short, span } from "./format.js";
 import { chip, figures, matters, section } from "./parts.js";
 import { get } from "./rest.js";
-import { knownRuns, start, title } from "./shell.js";
+import { chosenRun, knownRuns, start, title } from "./shell.js";
 import { dataTable, filterBar } from "./table.js";
 
 const NODES = 500;
@@ -109,7 +109,8 @@ start((page) => {
   page.append(h("h1", {}, "Broadcast"), matter, section("Figures", tiles), section("Who has what", matrix, left),
     section("Nodes", h("div", { class: "bar" }, bar), table.element));
   return async () => {
-    const view = await get(`/v1/broadcast?limit=${NODES}`);
+    const run = chosenRun();
+    const view = await get(`/v1/broadcast?limit=${NODES}${run ? `&run=${encodeURIComponent(run)}` : ""}`);
     names = new Map(view.nodes.map((node) => [node.peer, node.name]));
     for (const run of knownRuns()) names.set(run.learner, "the learner");
     const late = view.nodes.filter((node) => node.behind || node.holds_others_up);

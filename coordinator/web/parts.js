@@ -30,8 +30,8 @@ export function runMatters(run, pool) {
   if (run.waiting) found.push({ tone: "wait", text: `${run.run} waits for: ${run.waiting}` });
   if (!run.learner_connected
     && !over) found.push({ tone: "warn", text: `the learner of ${run.run} has not been heard of for a minute` });
-  if (run.state === "running" && pool && pool.mu_min !== null && pool.mu_pool < pool.mu_min) {
-    const makes = `${digits(pool.mu_pool)} of the ${digits(pool.mu_min)} rollouts/s it needs`;
+  if (run.state === "running" && run.mu_min !== null && run.mu_pool < run.mu_min) {
+    const makes = `${digits(run.mu_pool)} of the ${digits(run.mu_min)} rollouts/s it needs`;
     found.push({ tone: "warn", text: `the pool is too slow for ${run.run}: ${makes}` });
   }
   if (run.state === "paused") found.push({ tone: "warn",

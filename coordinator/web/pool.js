@@ -79,19 +79,25 @@ start((page, look) => {
     const found = knownRuns();
     showMatter(found.length ? found.flatMap((run, place) => runMatters(run, place ? null : pool))
       : [{ tone: "wait", text: "this coordinator has no run" }]);
-    showRuns(found.map(({ run, task, model, state, version, learner_version, steps, reward_mean, bubble }) =>
+    const several = found.length > 1;
+    showRuns(found.map(({ run, task, model, state, version, learner_version, steps, reward_mean, bubble, weight,
+      nodes: placed }) =>
       ({ run, task, model, state, version, learner_version, steps, reward_mean, bubble,
+        share: several ? `${count(placed).text} nodes for weight ${digits(weight)}` : null,
         mayPause: may("POST /v1/runs/{run}/pause"), mayResume: may("POST /v1/runs/{run}/resume") })));
     showTools(may("POST /v1/tokens"));
-    showSpeed({ mu_pool: pool.mu_pool, mu_min: pool.mu_min, mu_target: pool.mu_target, why: whyNoMinimum(pool) });
+    showSpeed({ mu_pool: pool.mu_pool, mu_min: pool.mu_min, mu_target: pool.mu_target,
+      why: several ? "a run was not timed yet, or no rate is enough for it" : whyNoMinimum(pool) });
     showTiles([
       { label: "healthy nodes", value: count(pool.nodes_healthy) },
       { label: "late", value: count(pool.nodes_late), about: "missed a heartbeat" },
       { label: "dead", value: count(pool.nodes_dead), about: "missed three heartbeats" },
       ...STATES.map((state) => ({ label: state, value: count(pool[`nodes_${state}`]), about: MEANS[state] })),
-      { label: "T_train", value: duration(pool.t_train_seconds, "no step was timed yet"),
+      { label: "T_train",
+        value: duration(pool.t_train_seconds, several ? "each run has its own" : "no step was timed yet"),
         about: "median of recent training steps" },
-      { label: "T_bcast", value: duration(pool.t_bcast_seconds, "no broadcast was timed yet"),
+      { label: "T_bcast",
+        value: duration(pool.t_bcast_seconds, several ? "each run has its own" : "no broadcast was timed yet"),
         about: "median of recent broadcasts" },
       { label: "protocol errors", value: count(pool.protocol_errors), about: "since the coordinator started" },
       { label: "scorer confined by",
@@ -99,7 +105,8 @@ start((page, look) => {
         : { none: "nothing confines it" } },
     ]);
     table.update(nodes);
-    if (found[0]) showStates(found[0].rollouts);
+    if (found[0]) showStates(found.map((run) => run.rollouts).reduce((sum, one) =>
+      Object.fromEntries(Object.entries(sum).map(([state, number]) => [state, number + one[state]]))));
     showRefused(pool.refused);
     const live = pool.nodes_healthy + pool.nodes_late;
     title(pool.trouble ? "Trouble - Pool" : `${live} ${live === 1 ? "node" : "nodes"} - Pool`);
@@ -122,6 +129,7 @@ function runLine(run, look) {
     `step ${run.learner_version} of ${run.steps}`,
     `reward ${number(run.reward_mean).text ?? "-"}`,
       `bubble ${run.bubble === null ? "-" : `${digits(100 * run.bubble)} %`}`,
+    ...(run.share ? [run.share] : []),
   ];
   const act = (verb, about) => h("button", {
     type: "button", "data-key": `${verb}-${run.run}`,

@@ -100,7 +100,7 @@ start((page, look) => {
       { label: "learner", value: run.learner_status ? { text: run.learner_status }
         : { none: "it has not reported yet" } },
     ]);
-    showSpeed({ mu_pool: pool.mu_pool, mu_min: pool.mu_min, mu_target: pool.mu_target, why: whyNoMinimum(pool) });
+    showSpeed({ mu_pool: run.mu_pool, mu_min: run.mu_min, mu_target: run.mu_target, why: whyNoMinimum(run) });
     showMoney([
       { label: "spent", value: dollars(run.spent_dollars), about: "pay of its nodes so far; the learner is not in it" },
       { label: "committed", value: dollars(run.committed_dollars), about: "what may still become due of what is out" },

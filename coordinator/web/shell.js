@@ -26,6 +26,21 @@ export async function allNodes() {
 /** The runs of this coordinator, as the last look found them. */
 export const knownRuns = () => runs;
 
+/** The run that this page's address names, on the run's own page or as ?run=; empty where it names none. */
+export const chosenRun = () => (location.pathname.startsWith("/runs/")
+  ? decodeURIComponent(location.pathname.split("/")[2]) : new URLSearchParams(location.search).get("run") ?? "");
+
+/** Which of several runs is looked at: another one is another page. */
+function runChoice(names) {
+  const chosen = chosenRun() || names[0];
+  const go = (event) => {
+    const run = encodeURIComponent(event.target.value);
+    location.href = document.body.dataset.page === "broadcast" ? `/broadcast?run=${run}` : `/runs/${run}`;
+  };
+  return h("select", { "aria-label": "run", "data-key": "which", onchange: go },
+    ...names.map((name) => h("option", { value: name, selected: name === chosen ? "" : null }, name)));
+}
+
 function header(again) {
   const here = document.body.dataset.page;
   const nav = h("nav", { "aria-label": "pages" });
@@ -33,11 +48,13 @@ function header(again) {
   const state = h("span", { class: "link-state" });
   document.getElementById("top").replaceChildren(
     h("a", { class: "brand", href: "/" }, "ECHO-2"), nav, state, who);
-  const showNav = region(nav, (names) =>
-    PAGES.map(([path, name, page]) => {
-      const href = path || (names.length ? `/runs/${encodeURIComponent(names[0])}` : "");
+  const showNav = region(nav, (names) => [
+    ...PAGES.map(([path, name, page]) => {
+      const href = path || (names.length ? `/runs/${encodeURIComponent(chosenRun() || names[0])}` : "");
       return href ? h("a", { href, "aria-current": page === here ? "page" : null, "data-key": page }, name) : null;
-    }));
+    }),
+    names.length > 1 && ["run", "broadcast"].includes(here) ? runChoice(names) : null,
+  ]);
   const showWho = region(who, (session) => [
     session
       ? h("span", { class: "quiet" }, `${session.name ?? "signed in"} (${session.role})`)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
 
@@ -567,3 +568,25 @@ def test_the_page_outlives_a_restart_of_the_coordinator(tab, stage):
     expect(page.locator("#spoken")).to_have_text("the coordinator answers again")
     expect(page.locator(f'tr[data-row="{stage.nodes[0].peer_id}"]')).to_contain_text("healthy")
     tab.faults = [fault for fault in tab.faults if "net::ERR" not in fault]
+
+
+def test_with_several_runs_one_is_chosen(tab, stage):
+    """The pool shows each with its share of the nodes; a choice beside the pages leads to another run, and its own
+    broadcast. Last of all: the run stays."""
+    service, (run,) = stage.world.service, stage.world.config().all_runs
+    other = run.model_copy(update={"name": "r2", "learner": stage.applicant.peer_id, "weight": 3.0})
+    stage.do(partial(service.create_run, other, actor="test", reason="test"))
+    page = tab.go("/")
+    lines = page.locator(".run-line")
+    expect(lines).to_have_count(2)
+    expect(lines.nth(1)).to_contain_text("0 nodes for weight 3")
+    page = tab.go(f"/runs/{RUN}")
+    choice = page.get_by_label("run", exact=True)
+    expect(choice).to_have_value(RUN)
+    choice.select_option("r2")
+    expect(page.locator("h1")).to_contain_text("r2")
+    expect(page.locator("main")).to_contain_text("r2 waits for: no snapshot published yet")
+    page = tab.go("/broadcast?run=r2")
+    expect(page.locator("main")).to_contain_text("no snapshot is published yet")
+    page.get_by_label("run", exact=True).select_option(RUN)
+    expect(page.locator("main")).not_to_contain_text("no snapshot is published yet")

@@ -222,6 +222,8 @@ class Peer:
 
 
 class Node(Peer):
+    run, wanted = "r1", None
+
     def __init__(self, *args):
         super().__init__(*args)
         self.session = self.identity.seed[:16][::-1]
@@ -241,6 +243,7 @@ class Node(Peer):
             price_micros_hour=self.price,
             session=session,
             home=home,
+            run=self.wanted,
         )
         return await self.ask("hello", message, Welcome)
 
@@ -250,7 +253,7 @@ class Node(Peer):
         self.sequence += 1
         manifest = manifest or self.installed
         body = HeartbeatBody(
-            run="r1",
+            run=self.run,
             session=session or self.session,
             sequence=self.sequence if sequence is None else sequence,
             epoch=0,
@@ -280,18 +283,18 @@ class Node(Peer):
         return notice
 
     async def manifest(self, manifest_hash):
-        reply = await self.ask("manifest", ManifestRequest(run="r1", manifest_hash=manifest_hash), ManifestReply)
+        reply = await self.ask("manifest", ManifestRequest(run=self.run, manifest_hash=manifest_hash), ManifestReply)
         return open_signed(reply.plan, self.world.coordinator.peer_id, "plan", BroadcastPlan), reply
 
     async def lease(self, samples=100, wait=0.0):
-        message = LeaseRequest(run="r1", manifest_hash=self.installed, samples_max=samples, wait_seconds=wait)
+        message = LeaseRequest(run=self.run, manifest_hash=self.installed, samples_max=samples, wait_seconds=wait)
         return await self.ask("leases", message, LeaseReply, wait)
 
     async def submit(self, *slices):
-        return (await self.ask("rollouts", SubmitRequest(run="r1", slices=slices), SubmitReply)).acks
+        return (await self.ask("rollouts", SubmitRequest(run=self.run, slices=slices), SubmitReply)).acks
 
     async def receipts(self, after=0):
-        reply = await self.ask("receipts", ReceiptsRequest(run="r1", after_sequence=after), ReceiptsReply)
+        reply = await self.ask("receipts", ReceiptsRequest(run=self.run, after_sequence=after), ReceiptsReply)
         return open_signed(reply.batch, self.world.coordinator.peer_id, "receipts", ReceiptBatch).receipts
 
     async def work(self, samples=100, wait=0.0):
@@ -303,6 +306,8 @@ class Node(Peer):
 
 
 class Learner(Peer):
+    run = "r1"
+
     def __init__(self, *args):
         super().__init__(*args)
         self.after = 0
@@ -322,7 +327,7 @@ class Learner(Peer):
             "manifest",
             make_manifest(
                 content,
-                run="r1",
+                run=self.run,
                 publisher=self.peer_id,
                 epoch=epoch,
                 version=version,
@@ -340,7 +345,7 @@ class Learner(Peer):
 
     async def fetch(self, wait=0.0, after=None, most=4096):
         message = AdmittedRequest(
-            run="r1", after_sequence=self.after if after is None else after, rollouts_max=most, wait_seconds=wait
+            run=self.run, after_sequence=self.after if after is None else after, rollouts_max=most, wait_seconds=wait
         )
         reply = await self.ask("admitted", message, AdmittedReply, wait)
         self.after = max([self.after, *(rollout.sequence for rollout in reply.rollouts)])
@@ -348,7 +353,7 @@ class Learner(Peer):
 
     async def report(self, finished=(), steps=(), status="training"):
         message = LearnerReport(
-            run="r1",
+            run=self.run,
             epoch=self.epoch,
             version=self.version,
             finished=tuple(finished),

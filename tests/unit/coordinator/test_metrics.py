@@ -45,7 +45,7 @@ UNITS = (
 COUNTS = frozenset(
     {
         *("echo2_nodes", "echo2_node_leases_held", "echo2_rollouts_pending", "echo2_rollouts_outstanding"),
-        *("echo2_rollouts_reserved", "echo2_rollouts_reserved_max"),
+        *("echo2_rollouts_reserved", "echo2_rollouts_reserved_max", "echo2_run_nodes", "echo2_run_weight"),
     }
 )
 FLAGS = frozenset({"echo2_trouble", "echo2_run_state", "echo2_learner_connected"})

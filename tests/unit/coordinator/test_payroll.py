@@ -59,8 +59,8 @@ class Histories(RuleBasedStateMachine):
                 self.run.unfinished[entry.lease_id, entry.sample] = entry
             last = sa.select(schema.rollouts.c.peer, sa.func.max(schema.rollouts.c.receipt_sequence))
             for peer, sequence in connection.execute(last.group_by(schema.rollouts.c.peer)):
-                pool.nodes[peer].receipt_sequence = sequence or 0
-            self.run.next_rollout_id = (connection.scalar(sa.select(sa.func.max(schema.rollouts.c.id))) or 0) + 1
+                self.run.receipts[peer] = sequence or 0
+            self.run.numbers.rollout_id = (connection.scalar(sa.select(sa.func.max(schema.rollouts.c.id))) or 0) + 1
             load_payroll(connection, self.pay, self.run.unfinished.values(), now=self.now, wall=self.wall)
 
     @property

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
-from rest_stage import CONFIG, PEER, Stage, Text, checked, is_problem
+from rest_stage import CONFIG, PEER, STRANGER, Stage, Text, checked, is_problem
 
 from echo2.coordinator.run_judge import WAITING_MAX, Judge
 from echo2.p2p.errors import ConfigurationError
@@ -174,3 +175,49 @@ async def test_the_judgement_is_that_of_the_learners_program(stage):
     judged = await judge.validate(RUN + "[train]\nlearning_rate = -1")
     assert judged.problem == "the run file: train.learning_rate = -1: should be positive"
     assert PEER
+
+
+MORE = RUN.replace('"sums"', '"more"') + f'weight = 2.0\nlearner = "{STRANGER}"\n'
+
+
+async def post_run(stage, content, role="operator", query=""):
+    async with stage.client(**stage.token(role)) as client:
+        return await client.post(f"/v1/runs{query}", content=content, headers=TOML)
+
+
+async def test_a_run_is_created_of_a_run_file(stage):
+    """On the coordinator's own model; the answer has what its learner starts with, and says who is to start it."""
+    answer = await post_run(stage, MORE + "[train]\nlearning_rate = 3e-5\n", query="?reason=more%20to%20learn")
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    assert (made["run"]["run"], made["run"]["state"], made["run"]["weight"]) == ("more", "ready", 2.0)
+    learner = tomllib.loads(made["learner_toml"])
+    assert (learner["run"], learner["train"]) == ("more", {"learning_rate": 3e-5})
+    assert learner["coordinator"] == f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}"
+    assert "start it there" in made["next"]
+    ((verb, run, actor, reason),) = stage.desk.changes
+    assert (verb, run.name, run.weight, actor, reason) == ("create_run", "more", 2.0, "a-operator", "more to learn")
+    assert run.model_dir == CONFIG.run.model_dir
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "says"),
+    [
+        (RUN.replace('"sums"', '"more"'), 422, "learner is missing: the peer id that `echo2-learner identity` prints"),
+        (MORE.replace("R = 64", "R = 63"), 422, "must be a multiple of run.n"),
+        (MORE + "[coordinator]\nheartbeat_seconds = 5.0\n", 422, "leave it out: this coordinator has its settings"),
+        (MORE + "model_dir = '/etc'", 422, "leave model_dir out"),
+        (MORE.replace('"more"', '"sums"'), 409, "has a run 'sums' already; take another name"),
+    ],
+)
+async def test_a_run_that_cannot_be_is_not_created(stage, content, status, says):
+    """Each mistake is said, and nothing is made."""
+    answer = await post_run(stage, content)
+    assert says in is_problem(answer, status)
+    assert stage.desk.changes == []
+
+
+async def test_only_operators_create_runs(stage):
+    """A researcher may judge a run file, and asks an operator for the run."""
+    is_problem(await post_run(stage, MORE, role="researcher"), 403)
+    assert stage.desk.changes == []

@@ -43,7 +43,7 @@ class FakeDesk:
         self.nodes = [node()] if nodes is None else nodes
         self.asked = 0
 
-    def nodes_view(self):
+    def nodes_of(self, run):
         self.asked += 1
         return self.nodes
 

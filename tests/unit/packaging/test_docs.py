@@ -95,7 +95,9 @@ def test_the_volunteers_options_have_the_defaults_they_have():
 def test_the_settings_shown_exist():
     """Keys of both settings files, in the examples and in the tables."""
     found = re.findall(r"```toml\n(.*?)```", text("operators.md"), re.DOTALL)
-    coordinator, learner, database = (block for block in found if not block.startswith("[rest]"))
+    coordinator, learner, database = (block for block in found if not block.startswith(("[rest]", "[[runs]]")))
+    for runs in (block for block in found if block.startswith("[[runs]]")):
+        assert {key for run in tomllib.loads(runs)["runs"] for key in run} <= set(RunConfig.model_fields)
     for rest in (block for block in found if block.startswith("[rest]")):
         assert RestConfig.model_validate(tomllib.loads(rest)["rest"] | {"port": 1}, strict=True)
     assert set(tomllib.loads(database)) <= set(CoordinatorConfig.model_fields)
