@@ -57,12 +57,13 @@ class HeartbeatDesk:
         office = self._office
         body = open_signed(heartbeat.body, peer, "heartbeat", HeartbeatBody)
         node = office.check_placed(peer, body.run)
-        self._accept(node, body)
+        changed = self._accept(node, body)
         if body.state == GOODBYE:
             self._life.goodbye(node)
             return HeartbeatReply(notice=office.identity.sign("notice", self._notice(node, body)))
         self._free_forgotten_leases(node, body)
-        self.note_installed()
+        if changed:  # else it is not what a broadcast waits for; and the timer looks as well
+            self.note_installed()
         await self._hold(node, body)
         if body.session != node.session:
             raise Refused("session_ended", sessions.ENDED)
@@ -105,7 +106,8 @@ class HeartbeatDesk:
         office.run.measure()
         office.work.ring()
 
-    def _accept(self, node: NodeEntry, body: HeartbeatBody) -> None:
+    def _accept(self, node: NodeEntry, body: HeartbeatBody) -> bool:
+        """Whether it has another snapshot than before."""
         office, now = self._office, self._office.clock()
         self._claim(node, body.session, now)
         if body.sequence <= node.sequence:
@@ -116,14 +118,16 @@ class HeartbeatDesk:
         node.sequence = body.sequence
         self._office.measures.heartbeats_received += 1
         node.says = body.state
-        if node.manifest_hash != body.manifest_hash:
-            node.installed_at = self._office.clock()
+        changed = node.manifest_hash != body.manifest_hash
+        if changed:
+            node.installed_at = now
         node.fetching = body.fetching
         node.epoch, node.version, node.manifest_hash = body.epoch, body.version, body.manifest_hash
         node.tokens_per_second = body.tokens_per_second
         late = [peer for peer in body.late if peer in office.pool.nodes]
         office.lateness.said(node.peer, late, (body.epoch, body.version or 0), now)
         office.relays.credit(office, node.peer, body.relayed)
+        return changed
 
     def _claim(self, node: NodeEntry, session: bytes, now: float) -> None:
         """The session is the live one from now on. Raises Refused."""

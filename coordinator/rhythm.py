@@ -1,7 +1,7 @@
 """How often commits are made while many wait for one: those that come during a pause share the next. Pure.
 
 A commit is a wait for the disk, and nobody else is answered meanwhile. One alone is made at once. After it there is a
-pause of several times what it took, so that commits of one kind never take more than a fifth of the time, however slow
+pause of several times what it took, so that commits of one kind never take more than a tenth of the time, however slow
 the disk is: then there are just more to each. Under a virtual clock they take no time, and there is no pause.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PAUSE_TIMES = 4.0
+PAUSE_TIMES = 9.0
 """Of what the last one took."""
 
 PAUSE_SECONDS_MAX = 0.1

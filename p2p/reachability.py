@@ -139,10 +139,13 @@ class DialBack:
 
     def proved(self, peer: str) -> tuple[str, ...]:
         """Addresses at which `peer` was found within the last three checks' time."""
+        at, addresses = self._proved.get(peer, (float("-inf"), ()))
+        return addresses if at > self._clock() - 3 * CHECK_SECONDS else ()
+
+    def _forget_old(self) -> None:
         now = self._clock()
         for known in [known for known, (at, _) in self._proved.items() if at <= now - 3 * CHECK_SECONDS]:
             del self._proved[known]
-        return self._proved.get(peer, (0.0, ()))[1]
 
     def _refused(self, peer: str) -> Refused | None:
         if self._may_ask(peer):
@@ -163,6 +166,7 @@ class DialBack:
         if request.ports:
             before = self.proved(peer)
             addresses = tuple(multiaddr_of(HostPort(seen.host, port)) for port in found)
+            self._forget_old()
             self._proved[peer] = (self._clock(), addresses)
             if addresses != before:
                 self._found_news(peer)

@@ -54,7 +54,7 @@ class Desk:
 
 
 @given(took=st.floats(0, 10), began=st.floats(-1e6, 1e6))
-def test_a_pause_is_four_times_what_a_commit_took_and_never_long(took, began):
+def test_a_pause_is_many_times_what_a_commit_took_and_never_long(took, began):
     """Nothing took no time: no pause."""
     now = [began]
     rhythm = Rhythm(lambda: now[0])
