@@ -26,7 +26,7 @@ one step. An escape keeps a few long moves (across zero, for one) from costing t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,45 +208,62 @@ class _Class:
     changed: int = 0
     unchanged: int = 0
     k_sizes: int = 0
-    listed: Numbers | None = None
-    moves: Numbers | None = None
+    listed: Numbers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    moves: Numbers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     listed_done: int = 0
     moves_done: int = 0
 
 
 def decode_changes(keys: Keys, lanes: int, payload: memoryview, width: int) -> Iterator[tuple[Numbers, Numbers]]:
-    """The places and moves that `encode_changes` was given, ascending from block to block, in no order within one.
+    """The places and moves that `encode_changes` was given, some at a time, in no order, no place twice.
 
-    `keys` may be written over as soon as the iterator is at its end, elements as soon as they are given. Raises
-    BadDelta, at the latest at the end: what was given by then is to be thrown away.
+    Elements may be changed as they are given, `keys` may not. Raises BadDelta, at the latest at the end: what was given
+    by then is to be thrown away.
     """
-    lowest, highest, classes = _parse(payload, len(keys) * lanes, width)
+    elements = len(keys) * lanes
+    lowest, highest, classes = _parse(payload, elements, width)
+    starts = np.arange(len(classes)) * elements  # numbers within classes, so that all together are in order
+    plain = [(start, known) for start, known in zip(starts, classes, strict=True) if not known.inverted]
+    marks = _joined([start + known.listed for start, known in plain])
+    moves = _joined([known.moves for _, known in plain])
+    done = 0
     for block in _blocks(keys, lanes, lowest, highest):
-        places, moves = [], []
-        counts, firsts, seens = (block.counts * lanes).tolist(), block.first.tolist(), block.seen.tolist()
-        for known, count, first, seen in zip(classes, counts, firsts, seens, strict=True):
-            if known.listed is None or known.moves is None or not count:
-                continue
-            end = known.listed_done + int(np.searchsorted(known.listed[known.listed_done :], seen + count))
-            ranks = known.listed[known.listed_done : end] - seen
-            known.listed_done = end
-            if known.inverted:
-                changed = np.ones(count, dtype=bool)
-                changed[ranks] = False
-                ranks = np.flatnonzero(changed)
-            unit, lane = np.divmod(ranks, lanes) if lanes > 1 else (ranks, 0)
-            place = block.dealt[first + unit] & np.uint32(SORTED_KEYS - 1)
-            places.append((place.astype(np.int64) + block.start) * lanes + lane)
-            moves.append(known.moves[known.moves_done : known.moves_done + len(ranks)])
-            if len(moves[-1]) != len(ranks):
-                raise BadDelta("a delta's frame has fewer moves than changes")
-            known.moves_done += len(ranks)
-        yield _joined(places), _joined(moves)
-    for known in classes:
-        if known.listed is not None and known.listed_done != len(known.listed):
-            raise BadDelta("a delta's frame names an element outside the base")
-        if known.moves_done != known.changed:
-            raise BadDelta("a delta's frame has more moves than changes")
+        low = starts + block.seen
+        first, end = np.searchsorted(marks, low), np.searchsorted(marks, low + block.counts * lanes)
+        found = end - first
+        mine = np.repeat(np.arange(len(classes)), found)
+        at = np.arange(len(mine)) + np.repeat(first - np.cumsum(found) + found, found)
+        yield _places(block, lanes, block.first[mine], marks[at] - low[mine]), moves[at]
+        done += len(mine)
+        for number, known in enumerate(classes):
+            if known.inverted and block.counts[number]:
+                ranks = _unlisted(known, int(block.seen[number]), int(block.counts[number]) * lanes)
+                moved = known.moves[known.moves_done : known.moves_done + len(ranks)]
+                if len(moved) != len(ranks):
+                    raise BadDelta("a delta's frame has fewer moves than changes")
+                known.moves_done += len(ranks)
+                yield _places(block, lanes, block.first[number], ranks), moved
+    inverted = [known for known in classes if known.inverted]
+    if done != len(marks) or any(known.listed_done != len(known.listed) for known in inverted):
+        raise BadDelta("a delta's frame names an element outside the base")
+    if any(known.moves_done != known.changed for known in inverted):
+        raise BadDelta("a delta's frame has more moves than changes")
+
+
+def _places(block: _Block, lanes: int, first: Numbers | np.int64, ranks: Numbers) -> Numbers:
+    """Where elements of a block are, by where their class begins in it and their number in that."""
+    unit, lane = np.divmod(ranks, lanes) if lanes > 1 else (ranks, np.int64(0))
+    place: Numbers = (block.dealt[first + unit] & np.uint32(SORTED_KEYS - 1)).astype(np.int64)
+    return (place + block.start) * lanes + lane
+
+
+def _unlisted(known: _Class, seen: int, count: int) -> Numbers:
+    """Of a block's `count` elements of an inverted class those that are not listed."""
+    end = known.listed_done + int(np.searchsorted(known.listed[known.listed_done :], seen + count))
+    changed = np.ones(count, dtype=bool)
+    changed[known.listed[known.listed_done : end] - seen] = False
+    known.listed_done = end
+    return np.flatnonzero(changed)
 
 
 def _parse(payload: memoryview, elements: int, width: int) -> tuple[int, int, list[_Class]]:
@@ -270,6 +287,8 @@ def _parse(payload: memoryview, elements: int, width: int) -> tuple[int, int, li
         if gaps.max(initial=0) >= elements:  # and so their sum is nowhere near 64 bits
             raise BadDelta("a delta's frame names an element outside the base")
         known.listed = np.cumsum(gaps + 1) - 1
+        if count and known.listed[-1] >= elements:
+            raise BadDelta("a delta's frame names an element outside the base")
     signs = np.unpackbits(np.frombuffer(reader.take(-(-sum(changed) // 8)), dtype=np.uint8), count=sum(changed))
     unary = reader.take(reader.varint((ESCAPE + 1) * limit // 8 + 1))
     high = _split(unpack_unary(unary, sum(sized)), sized)
@@ -288,7 +307,6 @@ def _parse(payload: memoryview, elements: int, width: int) -> tuple[int, int, li
         moves[where] = raw.view("<u4")[:, 0].astype(np.int64) + 1
     reader.end()
     for known, down in zip(classes, _split(signs, changed), strict=True):
-        assert known.moves is not None
         known.moves[down == 1] *= -1
     return lowest, highest, classes
 
