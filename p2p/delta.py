@@ -27,6 +27,7 @@ import numpy as np
 
 from .delta_bits import VARINT_BYTES_MAX, Reader, varint
 from .delta_frames import decode_frame, encode_frame, frame_bytes, payload_bytes_max
+from .disk_files import sync
 from .errors import BadDelta
 from .gguf_layout import Kind, Span, layout_of
 
@@ -70,13 +71,15 @@ def encode_delta(base: Path, new: Path, out: Path) -> DeltaHead:
         unfinished.unlink(missing_ok=True)
         raise
     unfinished.replace(out)
+    sync(out.parent)
     return head
 
 
 def decode_delta(base: Path, delta: BinaryIO, out: Path, *, sha256: bytes, length_bytes: int) -> None:
     """Write the snapshot that `delta` makes of `base` into the new file `out`, durably, if it is the one expected.
 
-    `sha256` and `length_bytes` are a signed manifest's. `delta` is read once, from where it stands, in pieces.
+    `sha256` and `length_bytes` are a signed manifest's. `delta` (buffered: it gives as much as is asked) is read
+    once, from where it stands.
     Raises BadDelta, FileExistsError, OSError; then there is no file `out`.
     """
     unfinished = out.with_name(f"{out.name}.partial")
@@ -96,6 +99,7 @@ def decode_delta(base: Path, delta: BinaryIO, out: Path, *, sha256: bytes, lengt
         unfinished.unlink(missing_ok=True)
         raise
     unfinished.replace(out)
+    sync(out.parent)
 
 
 def read_head(delta: BinaryIO) -> DeltaHead:

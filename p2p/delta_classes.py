@@ -5,9 +5,10 @@ rate, and the smaller a float's exponent, the finer its last place. So elements 
 both sides know (the exponent in the base), and within a class changes come at a nearly constant rate: the gaps between
 them get a Rice code of the class's own parameter, and so do the sizes of the moves. Nothing is sent for the key.
 
-Elements are numbered class by class, in the order of the file. The payload of one array of elements:
+Elements are numbered class by class; within a class block by block of 2^18 keys, there by key, then as in the file.
+The payload of one array of elements:
 
-    lowest, highest        bytes; a key outside is taken for the nearer one
+    lowest, highest        bytes; keys outside are in the class of the nearer one
     for each key from lowest to highest:
       flags                0: nothing changed. Else 0x80 | large 0x40 | inverted 0x20 | k of the gaps
       changed              varint
@@ -73,14 +74,12 @@ class TooDense(Exception):
 
 @dataclass(slots=True)
 class _Block:
-    """Some keys from `start` on, dealt into classes: `tagged` are (class << 18 | place in the block), as they come.
+    """Some keys from `start` on, dealt out: `dealt` are (key << 18 | place in the block) in order.
 
-    `dealt` are the same in order, each class from `first` on, `counts` of them. `seen` is how many elements of each
-    class came before this block.
+    Each class is found from `first` on, `counts` times. `seen` is how many elements of it came before this block.
     """
 
     start: int
-    tagged: NDArray[np.uint32]
     dealt: NDArray[np.uint32]
     first: Numbers
     counts: Numbers
@@ -88,18 +87,24 @@ class _Block:
 
 
 def _blocks(keys: Keys, lanes: int, lowest: int, highest: int) -> Iterator[_Block]:
-    firsts = np.arange(highest - lowest + 1, dtype=np.uint32) << np.uint32(_PLACE_BITS)
-    places = np.arange(min(len(keys), SORTED_KEYS), dtype=np.uint32)
+    firsts = np.arange(lowest, highest + 1, dtype=np.uint32) << np.uint32(_PLACE_BITS)
+    firsts[0] = 0
     seen = np.zeros(len(firsts), dtype=np.int64)
+    places = np.arange(min(len(keys), SORTED_KEYS), dtype=np.uint32)
     for start in range(0, len(keys), SORTED_KEYS):
-        tagged = (np.clip(keys[start : start + SORTED_KEYS], lowest, highest) - np.uint8(lowest)).astype(np.uint32)
-        tagged <<= np.uint32(_PLACE_BITS)
-        tagged |= places[: len(tagged)]
-        dealt = np.sort(tagged)  # vector instructions sort 32-bit numbers faster than bytes can be dealt out
+        dealt = _tags(keys[start : start + SORTED_KEYS], places)
+        dealt.sort()  # vector instructions sort 32-bit numbers faster than bytes can be dealt out
         first = np.searchsorted(dealt, firsts)
         counts = np.diff(first, append=len(dealt))
-        yield _Block(start, tagged, dealt, first, counts, seen)
+        yield _Block(start, dealt, first, counts, seen)
         seen = seen + counts * lanes
+
+
+def _tags(keys: Keys, places: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    tags = keys.astype(np.uint32)
+    tags <<= np.uint32(_PLACE_BITS)
+    tags |= places[: len(tags)]
+    return tags
 
 
 # to bytes
@@ -114,7 +119,7 @@ def encode_changes(keys: Keys, lanes: int, places: Numbers, moves: Numbers, widt
         raise TooDense
     lowest, highest = _span_of(keys)
     classes, ranks, totals = _ranks(keys, lanes, places, lowest, highest)
-    order = np.argsort(classes, kind="stable")
+    order = np.argsort(classes.astype(np.int64) << 40 | ranks)
     ends = np.cumsum(np.bincount(classes, minlength=len(totals)))
     head = bytearray([lowest, highest])
     gaps, gap_lows, sizes, size_lows, escapes = [], [], [], [], []
@@ -172,12 +177,12 @@ def _ranks(keys: Keys, lanes: int, places: Numbers, lowest: int, highest: int) -
     totals = np.zeros(highest - lowest + 1, dtype=np.int64)
     done = 0
     for block in _blocks(keys, lanes, lowest, highest):
-        end = int(np.searchsorted(places, (block.start + len(block.tagged)) * lanes))
-        unit, lane = np.divmod(places[done:end] - block.start * lanes, lanes)
-        tagged = block.tagged[unit]
-        mine = tagged >> np.uint32(_PLACE_BITS)
+        end = int(np.searchsorted(places, (block.start + len(block.dealt)) * lanes))
+        unit, lane = np.divmod(places[done:end], lanes)
+        mine = np.clip(keys[unit], lowest, highest) - np.uint8(lowest)
+        tags = _tags(keys[unit], (unit - block.start).astype(np.uint32))
         classes[done:end] = mine
-        ranks[done:end] = block.seen[mine] + (np.searchsorted(block.dealt, tagged) - block.first[mine]) * lanes + lane
+        ranks[done:end] = block.seen[mine] + (np.searchsorted(block.dealt, tags) - block.first[mine]) * lanes + lane
         totals += block.counts * lanes
         done = end
     return classes, ranks, totals
