@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
     Keys = NDArray[np.uint8]
 
-CHANGES_MAX = 1 << 20
-"""In one array: an array of 64-bit numbers of them is 8 MiB."""
+CHANGES_MAX = 1 << 19
+"""In one array: an array of 64-bit numbers of them is 4 MiB, and the encoder holds about ten."""
 
 _PLACE_BITS = 18
 SORTED_KEYS = 1 << _PLACE_BITS

@@ -1,4 +1,4 @@
-"""One frame of a delta: up to 8 MiB of a snapshot of one kind of element, from the base's bytes. Pure, numpy.
+"""One frame of a delta: up to 4 MiB of a snapshot of one kind of element, from the base's bytes. Pure, numpy.
 
 | code | payload                                            | right for                                   |
 |------|----------------------------------------------------|---------------------------------------------|
@@ -58,7 +58,7 @@ _WIDTHS = {Kind.F32: 4, Kind.F16: 2, Kind.BF16: 2, Kind.Q8_0: BLOCK_BYTES}
 
 def frame_bytes(kind: Kind) -> int:
     """The most that a frame of this kind holds: whole elements, few enough that all of them may have changed in f32."""
-    limit = 4 * MIB if kind == Kind.F32 else 8 * MIB
+    limit = 2 * MIB if kind == Kind.F32 else 4 * MIB
     return limit // _WIDTHS.get(kind, 1) * _WIDTHS.get(kind, 1)
 
 
