@@ -8,7 +8,7 @@ Each is coded against the one before it, in bf16 and q8_0, and decoded again; wh
 | share        | the delta's length in per cent of the snapshot's; `first` is publish 1, which is not in the others |
 | encode, decode | MB of snapshot per second of CPU time, one thread; files read, hashed, written and synced; medians |
 | peak_MiB     | resident memory above that of the idle process, which has all modules loaded; the highest     |
-| anchor_share | publish 10 against publish 1: nine publishes at once                                          |
+| anchor_share | the last publish against the first: nine at once                                              |
 
 Publish 1 is apart because the base model's weights are a 4-bit file's: many lie exactly between two numbers of bf16,
 and the first touch tips them over. Beside ours, of the same files: XOR, byte shuffle and zstd -3 (what DESIGN names),
@@ -144,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Deltas between published snapshots.")
     parser.add_argument("--quick", action="store_true", help="two synthetic files: shows that all parts work")
     parser.add_argument("--folder", type=Path, help="where the ten publishes are kept; made there if missing")
+    parser.add_argument("--publishes", type=int, default=PUBLISHES, help="so many; default ten")
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
@@ -155,7 +156,7 @@ def main() -> None:
             folder, publishes = Path(scratch), 1
             make_synthetic(folder)
         elif arguments.folder:
-            folder, publishes = arguments.folder.absolute(), PUBLISHES
+            folder, publishes = arguments.folder.absolute(), arguments.publishes
             folder.mkdir(parents=True, exist_ok=True)
             make_publishes(folder, publishes)
         else:
