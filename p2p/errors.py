@@ -101,5 +101,9 @@ class BadChunk(ProtocolError):
     """A chunk's bytes do not hash to what the manifest names. The authenticated sender is banned."""
 
 
+class BadDelta(ProtocolError):
+    """A delta that is cut, damaged, or does not make the snapshot that was announced from the base that is here."""
+
+
 class StaleManifest(ProtocolError):
     """A manifest whose (epoch, version) is not above the highest already accepted for this key and run."""
