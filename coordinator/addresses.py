@@ -17,7 +17,7 @@ ANY_HOSTS = ("/ip4/0.0.0.0/", "/ip6/::/")
 
 
 def dialable(config: CoordinatorConfig, listening: Sequence[str]) -> tuple[str, ...]:
-    """Addresses for a join string. Raises ConfigurationError when no one outside could dial any of them."""
+    """Addresses for a join string, each once. Raises ConfigurationError when no one outside could dial any of them."""
     addresses = config.announce or tuple(
         address for address in listening if not address.startswith(ANY_HOSTS) and not address.endswith("/tcp/0")
     )
@@ -26,7 +26,7 @@ def dialable(config: CoordinatorConfig, listening: Sequence[str]) -> tuple[str, 
             'no address for volunteers is known: set announce = ["/dns/HOST/tcp/PORT"] in the settings, '
             "or start the coordinator first"
         )
-    return tuple(addresses)
+    return tuple(dict.fromkeys(addresses))
 
 
 def known_addresses(config: CoordinatorConfig) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from echo2.p2p.identity import load_or_create_identity
 from echo2.p2p.postings import Unit
 
 from .config import CoordinatorConfig, load_config
+from .node_naming import one_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 MICROS = 1_000_000
+
+PEER_ID_CHARACTERS_MIN = 40
+"""What is as long as this was meant as a whole peer id, and is not looked up as a name."""
 
 ledger_app = typer.Typer(no_args_is_help=True, help="Credits and payments: a chain that anybody can check.")
 
@@ -117,7 +121,7 @@ def export_chain(
 
 @ledger_app.command()
 def statement(
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="the node's peer id")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="its peer id, the end of it, or its name")],
     out: Annotated[Path, typer.Argument(metavar="FILE", help="a new file")],
     config: ConfigOption = DEFAULT_CONFIG,
     after: Annotated[int, typer.Option(min=0, help="only postings behind this one")] = 0,
@@ -129,6 +133,8 @@ def statement(
 
     settings = load_config(config)
     identity = load_or_create_identity(settings.identity_path)
+    with _reading(settings) as connection:
+        peer = _peer(connection, node)
     with _reading(settings, of_postings=True) as connection:
         signed = accounts.statement(connection, identity, peer, after=after, wall=time.time())
         owed = accounts.balances(connection, peer)
@@ -140,7 +146,7 @@ def statement(
 
 @ledger_app.command()
 def post(
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="the node's peer id")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="its peer id, the end of it, or its name")],
     amount: Annotated[str, typer.Option(help="such as 12.50; -12.50 takes it off")],
     reason: Annotated[str, typer.Option(help="kept with it for good")],
     unit: Annotated[Unit, typer.Option(help="of the amount")] = "credit",
@@ -149,32 +155,18 @@ def post(
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
     """Post a payment or a correction, for good: only another one answers it. The coordinator may be running."""
-    from echo2.p2p.errors import BadSignature
-    from echo2.p2p.identity import check_peer_id
-
     from . import accounts
     from .created_runs import is_known
     from .database import read_password
     from .ledger import open_ledger
     from .records import add_event
 
-    try:
-        check_peer_id(peer)
-    except BadSignature as error:
-        raise ConfigurationError(str(error)) from error
     settings = load_config(config)
-    entry = accounts.Entry(
-        run or settings.run.name,
-        peer,
-        kind,
-        unit,
-        micros(amount),
-        0,
-        "command line",
-        reason,
-    )
+    exact = micros(amount)
     url, password = settings.ledger_url, read_password(settings.database_password_file)
     with closing(open_ledger(url, password=password)) as ledger, ledger.transaction() as connection:
+        peer = _peer(connection, node)
+        entry = accounts.Entry(run or settings.run.name, peer, kind, unit, exact, 0, "command line", reason)
         if run and not is_known(ledger, run):
             raise ConfigurationError(f"the ledger has no run {run!r}")
         try:
@@ -202,6 +194,27 @@ def micros(amount: str) -> int:
     if not exact:
         raise ConfigurationError(f"{amount} is no amount with at most six decimals, such as 12.50")
     return int(scaled)
+
+
+def _peer(connection: sa.Connection, said: str) -> str:
+    """The peer id of a node as a person names it; a whole one need not be of a node that is known here.
+
+    Raises ConfigurationError.
+    """
+    import sqlalchemy as sa
+
+    from echo2.p2p.errors import BadSignature
+    from echo2.p2p.identity import check_peer_id
+
+    from . import schema
+
+    try:
+        return check_peer_id(said)
+    except BadSignature as error:
+        if len(said) >= PEER_ID_CHARACTERS_MIN:
+            raise ConfigurationError(str(error)) from error
+    rows = connection.execute(sa.select(schema.nodes.c.peer, schema.nodes.c.name).where(schema.nodes.c.role == "node"))
+    return one_node(said, ((row.peer, row.name) for row in rows))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from echo2.p2p.settings import load_settings
 
 from . import operate_text as text
 from .config import RestPlace
+from .node_naming import one_node
 from .rest_client import NoAnswer, RestClient, read_token
 from .rest_tls import client_context
 
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 DEFAULT_CONFIG = Path("coordinator.toml")
-
-PEER_END_MIN = 4
-"""Digits of a peer id's end that may stand for all of it."""
 
 ConfigOption = Annotated[Path, typer.Option("--config", metavar="FILE", help="the coordinator's settings file")]
 UrlOption = Annotated[
@@ -163,14 +161,4 @@ def peer_of(client: RestClient, said: str) -> str:
 
     Raises ConfigurationError.
     """
-    found = [
-        node
-        for node in client.rows("/v1/nodes")
-        if said in (node["peer"], node["name"]) or (len(said) >= PEER_END_MIN and node["peer"].endswith(said))
-    ]
-    if len(found) == 1:
-        return str(found[0]["peer"])
-    if not found:
-        raise ConfigurationError(f"no node {said!r} was ever admitted here; echo2-coordinator nodes lists them")
-    named = ", ".join(f"{node['name']} {node['peer']}" for node in found[:3])
-    raise ConfigurationError(f"{said!r} may be any of {len(found)} nodes: {named}; name one by its whole peer id")
+    return one_node(said, ((str(node["peer"]), str(node["name"])) for node in client.rows("/v1/nodes")))

@@ -8,6 +8,7 @@ import typer
 
 from . import operate_text as text
 from .node_changes import CHANGES
+from .node_states import NodeState
 from .operate import (
     DEFAULT_CONFIG,
     ConfigOption,
@@ -20,6 +21,7 @@ from .operate import (
     place,
     show,
 )
+from .views import Health
 
 if TYPE_CHECKING:
     from .node_changes import NodeChange
@@ -29,8 +31,8 @@ SECONDS_IN_HOUR = 3600
 nodes_app = typer.Typer(no_args_is_help=False, help="The nodes: list, show, and what can be done to one.")
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="its peer id, the end of it, or its name")]
-StateOption = Annotated[str | None, typer.Option(help="only those in this state, such as suspended")]
-HealthOption = Annotated[str | None, typer.Option(help="only healthy, late or dead ones")]
+StateOption = Annotated[NodeState | None, typer.Option(help="only those in this state, such as suspended")]
+HealthOption = Annotated[Health | None, typer.Option(help="only healthy, late or dead ones")]
 
 
 @nodes_app.callback(invoke_without_command=True)

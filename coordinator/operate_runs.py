@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -23,6 +25,7 @@ from .operate import (
     place,
     show,
 )
+from .run_file import toml_text
 
 RUN_FILE_BYTES_MAX = 64 * 1024
 """As much as REST takes."""
@@ -94,7 +97,7 @@ def validate(
     as_json: JsonOption = False,
 ) -> None:
     """Ask whether a run file is in order. Exit code 1 when it is not."""
-    content = read_text(run_file, "run file", bytes_max=RUN_FILE_BYTES_MAX)
+    content = _run_file(run_file)
     with place(config, coordinator, token_file).asking() as client:
         found = client.send_text("/v1/runs/validate", content, TOML)
     rows = [(one["key"], text.printable(str(one["value"])), one["origin"]) for one in found["settings"]]
@@ -119,7 +122,7 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Have the coordinator serve one run more, which shares its pool by weight. Its learner is started by hand."""
-    content = read_text(run_file, "run file", bytes_max=RUN_FILE_BYTES_MAX)
+    content = _run_file(run_file)
     if learner is not None and learner.exists():
         raise ConfigurationError(f"{learner} is already there; nothing was done")
     path = f"/v1/runs?{urlencode({'reason': reason})}" if reason else "/v1/runs"
@@ -145,13 +148,30 @@ def estimate(
     as_json: JsonOption = False,
 ) -> None:
     """Ask what a run would be on this pool: time, price, staleness, warnings, and what nodes would see."""
-    content = read_text(run_file, "run file", bytes_max=RUN_FILE_BYTES_MAX)
+    content = _run_file(run_file)
     with place(config, coordinator, token_file).asking() as client:
         found = client.send_text("/v1/runs/estimate", content, TOML)
     if as_json:
         show(found, as_json, None)
     else:
         print(_in_words(found))
+
+
+def _run_file(path: Path) -> str:
+    """The file's text as the coordinator takes it: with its own model, so without `model_dir`, which is said on stderr.
+
+    Text that is no TOML is left as it is: the coordinator says what is wrong with it. Raises ConfigurationError.
+    """
+    content = read_text(path, "run file", bytes_max=RUN_FILE_BYTES_MAX)
+    try:
+        tables = tomllib.loads(content)
+    except tomllib.TOMLDecodeError:
+        return content
+    run = tables.get("run")
+    if not isinstance(run, dict) or "model_dir" not in run:
+        return content
+    print(f"note: run.model_dir of {path} is not used: the model is the coordinator's own", file=sys.stderr)
+    return toml_text({**tables, "run": {key: value for key, value in run.items() if key != "model_dir"}})
 
 
 def _in_words(found: dict[str, Any]) -> str:

@@ -89,10 +89,52 @@ def nodes_table(nodes: Sequence[Mapping[str, Any]], *, width: int) -> Renderable
 def node_table(node: Mapping[str, Any]) -> Table:
     """All of one node."""
     counts = ", ".join(f"{count} {state}" for state, count in node["rollouts"].items() if count) or "none"
-    known = {"rollouts", "reason", "state_reason", "addresses"}
-    rows = {key.replace("_", " "): str(value) for key, value in node.items() if key not in known and value is not None}
-    rows |= {"addresses": ", ".join(node["addresses"]) or "none at which it can be dialled", "rollouts": counts}
+    state = f"{node['state']} since {moment(node['state_since'])} UTC" if node["state_since"] else node["state"]
+    version = f"{_number(node['version'])} (epoch {node['epoch']}), {_number(node['version_lag'])} behind"
+    rows = {
+        "peer": node["peer"],
+        "name": node["name"],
+        "run": node["run"] or "none",
+        "software": node["software"],
+        "state": state + (f", by {short(node['state_by'])}" if node["state_by"] else ""),
+        "until": f"{moment(node['state_expires'])} UTC",
+        "health": f"{node['health']}, heard of {_heard(node['last_seen_seconds'])}",
+        "it says": node["node_says"] or "-",
+        "probation": f"{node['warmup_returned']} of its first {node['warmup_leases']} leases are back, "
+        f"{node['warmup_failed']} failed",
+        "benchmark": f"{_number(node['benchmark_rollouts_per_second'])} rollouts/s, "
+        f"{_number(node['benchmark_tokens_per_second'])} tokens/s",
+        "speed": f"mu {_number(node['mu'])} rollouts/s, {_number(node['tokens_per_second'])} tokens/s",
+        "version": "none" if node["version"] is None else version,
+        "price": _price(node),
+        "balance": f"{node['balance_credits']:,.2f} credits, {_dollars(node['balance_dollars'])}",
+        "holds": f"{node['leases_held']} leases, {node['samples_held']} samples",
+        "unanswered": f"{node['leases_unanswered']} of the last {node['leases_judged']} leases",
+        "brought": f"{node['accepted']} accepted, {node['rejected']} rejected, {node['evaluated']} evaluated",
+        "rollouts": counts,
+        "protocol errors": str(node["protocol_errors"]),
+        "addresses": ", ".join(node["addresses"]) or "none at which it can be dialled",
+    }
+    if not node["warmup_leases"]:
+        del rows["probation"]
+    if node["state_expires"] is None:
+        del rows["until"]
     return facts(rows, trouble=node["reason"], label="reason")
+
+
+def _dollars(amount: float) -> str:
+    return f"{'-' if amount < 0 else ''}${abs(amount):,.2f}"
+
+
+def _heard(seconds: float | None) -> str:
+    return ago(seconds) if seconds is None else f"{ago(seconds)} ago"
+
+
+def _price(node: Mapping[str, Any]) -> str:
+    if not node["price_hour"]:
+        return "none: a volunteer"
+    rho = node["rho_dollars"]
+    return f"${node['price_hour']:.2f} an hour" + ("" if rho is None else f"; rho ${1000 * rho:.3g} for 1000 rollouts")
 
 
 def runs_table(runs: Sequence[Mapping[str, Any]], *, width: int) -> Table:

@@ -198,6 +198,11 @@ class Pool:
                 return f"{standby} live nodes, all of them standing by"
             applied = sum(node.state == "applied" for node in self.members())
             waiting = f"; {applied} nodes wait for the operator to admit them" if applied else ""
+            elsewhere = [node for node in Pool(self.heartbeat_seconds, self.nodes).live(now) if not self.has(node)]
+            if elsewhere:
+                kept = sum(bool(node.wanted) for node in elsewhere)
+                why = f"; kept away by a join string that names another run: {kept}" if kept else ""
+                return f"none of the pool's {len(elsewhere)} live nodes is placed in this run{why}{waiting}"
             return f"no live node in the pool{waiting}"
         if any(word not in AWAY and word != STALLED for word in says):
             return ""

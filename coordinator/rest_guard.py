@@ -11,6 +11,8 @@ from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Res
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 
+from echo2.tasks.catalog import suggestion
+
 from .rest_gate import Door, Who
 from .rest_problems import PROBLEMS, SAY_WHO
 from .rest_roles import ANYONE, NEEDS, READER, refusal
@@ -30,6 +32,10 @@ RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 RunPath = Annotated[str, Path(min_length=1, max_length=64, pattern=RUN_PATTERN)]
 RunName = Annotated[str, Field(min_length=1, max_length=64, pattern=RUN_PATTERN)]
 Limit = Annotated[int, Query(ge=1, le=1000, description="so many at most; the header Link names the next page")]
+
+
+PARAMETER_SHOWN = 64
+"""Of a parameter's name that was not meant for us."""
 
 
 class Body(BaseModel):
@@ -62,13 +68,17 @@ class Rooms:
 
 
 class GuardedRoute(APIRoute):
-    """A route of the table in `rest_roles`: whoever may not is told so before the request is looked at any further."""
+    """A route of the table in `rest_roles`: whoever may not is told so before the request is looked at any further.
+
+    A parameter that the route has not is refused: a filter with a typing error would else answer with everything.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler with the guard before it. Raises KeyError for a route that is not in the table."""
         handle = super().get_route_handler()
         method = next(iter(self.methods or ()))
         needs = NEEDS[method, self.path_format]
+        parameters = {field.alias for field in self.dependant.query_params}
 
         async def guarded(request: Request) -> Response:
             who, door = request.state.who, cast("Door", request.state.door)
@@ -77,6 +87,10 @@ class GuardedRoute(APIRoute):
                 raise HTTPException(status, SAY_WHO)
             if status is not None:
                 raise HTTPException(status, f"this needs the role {needs}; {who.name} is {who.role}")
+            for name in request.query_params:
+                if name not in parameters:
+                    what = f"there is no parameter {name[:PARAMETER_SHOWN]!r} here{suggestion(name, parameters)}"
+                    raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, what)
             return await handle(request)
 
         return guarded

@@ -68,9 +68,9 @@ class EstimateView(View):
 
 
 START_LEARNER = (
-    "the run waits for its learner: write learner_toml into the home folder of the key that the run names, as "
-    "learner.toml, set model_dir to that machine's folder of the same model, then start it there: echo2-learner run "
-    "--config learner.toml. Nothing has to be restarted."
+    "the run waits for its learner: put its learner.toml into the home folder of the key that the run names, set "
+    "model_dir in it to that machine's folder of the same model, then start it there: echo2-learner run --config "
+    "learner.toml. Nothing has to be restarted."
 )
 
 

@@ -71,6 +71,34 @@ def test_a_payment_is_posted_verified_and_exported(config, tmp_path):
     assert line.reason == "1.50 credit, posting 3: for the winter"
 
 
+def admitted(config, *nodes):
+    with closing(open_ledger(url_of(config))) as ledger, ledger.transaction() as connection:
+        for peer, name in nodes:
+            connection.execute(
+                sa.insert(schema.nodes).values(
+                    peer=peer, name=name, role="node", software="s", addresses="[]", state="active", reason="",
+                    first_hello=1.0, last_hello=1.0,
+                )
+            )  # fmt: skip
+
+
+def test_a_node_is_named_as_elsewhere_and_never_mistaken(config, tmp_path):
+    """By its name or the end of its peer id; where two owners chose one name nothing is posted, and nothing signed."""
+    other = Identity(bytes([6]) * 32).peer_id
+    admitted(config, (PEER, "anna"))
+    posted = echo2(config, "ledger", "post", "anna", "--amount", "2", "--reason", "by transfer")
+    assert f"posting 1: 2 credit for {PEER}, hash" in posted.output
+    told = echo2(config, "ledger", "statement", PEER[-8:], tmp_path / "one")
+    assert told.output.endswith("the balance is 2.000000 credit\n")
+    admitted(config, (other, "anna"))
+    for arguments in (("post", "anna", "--amount", "1", "--reason", "x"), ("statement", "anna", tmp_path / "two")):
+        done = echo2(config, "ledger", *arguments)
+        assert "'anna' may be any of 2 nodes" in str(done.exception)
+        assert isinstance(done.exception, ConfigurationError)
+    assert not (tmp_path / "two").exists()
+    assert echo2(config, "ledger", "verify").output.startswith("1 postings")
+
+
 @pytest.mark.parametrize(("amount", "reason"), [("9" * 40, "too much"), ("1", "caf\udce9")])
 def test_what_cannot_be_posted_is_said(config, amount, reason):
     """An amount beyond all bounds, a reason whose bytes are no text: one line, and nothing is posted."""
@@ -99,7 +127,9 @@ def test_a_tampered_ledger_fails_and_names_the_row(config, tmp_path):
     [
         (("ledger", "export", "chain.txt"), "neither with .csv nor with .json"),
         (("ledger", "verify", "--export", "missing.json"), "cannot read missing.json"),
-        (("ledger", "post", "nobody", "--amount=1", "--reason", "x"), "is not an Ed25519 peer id"),
+        (("ledger", "post", "nobody", "--amount=1", "--reason", "x"), "no node 'nobody' was ever admitted here"),
+        (("ledger", "post", PEER + "x", "--amount=1", "--reason", "x"), "is not an Ed25519 peer id"),
+        (("ledger", "statement", "nobody", "new"), "no node 'nobody' was ever admitted here"),
         (("ledger", "post", PEER, "--amount=many", "--reason", "x"), "no amount with at most six decimals"),
         (("restore", "missing"), "there is no backup missing"),
     ],

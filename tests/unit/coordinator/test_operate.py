@@ -129,12 +129,16 @@ def test_events_are_shown_oldest_first_and_followed(here, stage, monkeypatch):
 
 
 def test_a_run_file_is_judged_by_the_coordinator(here, tmp_path):
-    """In words or as REST says it; exit code 1 for one that is wrong."""
+    """In words or as REST says it; exit code 1 for one that is wrong. A file for `echo2 submit` will do as it is."""
     path = tmp_path / "run.toml"
     path.write_text(RUN)
     assert re.search(r"run\.steps +20 +file", run(here, "runs", "validate", str(path)))
     assert "No forecast: not known are forecast.train_seconds" in run(here, "runs", "estimate", str(path))
     assert json.loads(run(here, "runs", "estimate", str(path), "--json"))["nodes_see"]["model"] == "small"
+    path.write_text(RUN + 'model_dir = "elsewhere"\n')
+    said = run(here, "runs", "validate", str(path))
+    assert f"note: run.model_dir of {path} is not used: the model is the coordinator's own" in said
+    assert re.search(r"run\.steps +20 +file", said)
     path.write_text(RUN.replace("steps", "step"))
     assert "did you mean 'steps'?" in " ".join(run(here, "runs", "validate", str(path), code=1).split())
 
@@ -213,3 +217,35 @@ def test_tables_fit_and_say_what_strangers_wrote_without_its_effects(stage, widt
     for part in ("suspended", "123456", "0.00123", "forged \\x1b[31m rewards", PEER[-8:], "rejected"):
         assert part in shown
     assert "…" not in shown
+
+
+def test_a_node_is_shown_in_units_and_times_for_people(stage):
+    """Its peer id in one piece at 80 columns, times as UTC, no number with more digits than mean something."""
+    node = stage.desk.nodes_view()[0].model_dump(mode="json") | {
+        "state": "suspended", "state_since": 1_796_145_410.468615, "state_by": "operator", "price_hour": 0.35,
+        "state_expires": 1_796_149_010.5, "last_seen_seconds": 0.02717861499695573, "rho_dollars": 1.27e-6,
+        "benchmark_tokens_per_second": 173.7068609841321, "warmup_leases": 10, "warmup_returned": 7,
+        "balance_credits": 12171.0, "balance_dollars": -12.5,
+    }  # fmt: skip
+    console = Console(file=io.StringIO(), width=80)
+    console.print(text.node_table(node))
+    shown = console.file.getvalue()
+    for part in (
+        node["peer"], "suspended since 2026-12-01 17:16:50 UTC, by operator", "2026-12-01 18:16:50 UTC",
+        "heard of 0 s ago",
+        "174 tokens/s", "7 of its first 10 leases are back", "$0.35 an hour; rho $0.00127 for 1000 rollouts",
+        "12,171.00 credits, -$12.50",
+    ):  # fmt: skip
+        assert part in shown
+    assert not re.search(r"\d\.\d{6}", shown)
+    node |= {"price_hour": 0.0, "last_seen_seconds": None, "version": None, "warmup_leases": 0, "state_since": None}
+    console.print(text.node_table(node))
+    assert "none: a volunteer" in console.file.getvalue()
+    assert "heard of never" in console.file.getvalue()
+
+
+def test_a_state_that_there_is_not_is_said_with_those_that_there_are(here):
+    """Before anything is asked, and by the name that was typed."""
+    said = run(here, "nodes", "list", "--state", "suspende", code=2)
+    assert "--state" in said
+    assert "suspended" in said

@@ -70,6 +70,9 @@ async def test_nodes_are_filtered(stage):
         assert [row["name"] for row in (await client.get("/v1/nodes?state=suspended")).json()] == ["n0"]
         assert (await client.get("/v1/nodes?health=dead")).json() == []
         is_problem(await client.get("/v1/nodes?state=asleep"), 422)
+        wrong = await client.get("/v1/nodes?stat=suspended")
+        is_problem(wrong, 422)  # else a filter with a typing error answers with every node
+        assert "no parameter 'stat' here; did you mean 'state'?" in wrong.json()["detail"]
         is_problem(await client.get(f"/v1/nodes?after={2**70}"), 422)
 
 
