@@ -138,6 +138,11 @@ class AdmissionDesk:
         office = self._house.of_learner(peer)
         if office is None:
             raise self._house.not_a_learner(peer)
+        if self.find(peer) is not None:
+            raise Refused(
+                "learner_is_a_node",
+                "this key is a node's of this pool; a learner needs a key of its own (another --home)",
+            )
         office.known_learner(peer, office.run.name)
         self._record(peer, hello)
         office.run.learner_addresses = hello.addresses
@@ -325,6 +330,7 @@ class AdmissionDesk:
             return
         now, heartbeat = house.clock(), house.config.heartbeat_seconds
         busy = {entry.peer for office in house for entry in office.run.unfinished.values()}
+        busy |= {one.account.peer for office in house for one in office.payroll.engaged.values()}
         idle = [
             each
             for each in nodes.values()
@@ -379,9 +385,9 @@ class AdmissionDesk:
             listed = moves.listed()
         new = moves is not None and moves.transitions[0].from_state == "new"
         with self._house.ledger.transaction() as connection:
-            found = not new and connection.scalar(sa.select(table.c.peer).where(table.c.peer == peer))
-            if found:
-                change: Change = update("nodes", [peer], values)
+            if connection.scalar(sa.select(table.c.peer).where(table.c.peer == peer)):
+                # New and there already: it was the learner of a run that is gone.
+                change: Change = update("nodes", [peer], (FIRST if new else {}) | values)
             else:
                 change = insert("nodes", FIRST | {"peer": peer, "first_hello": wall} | values)
             action = "hello"

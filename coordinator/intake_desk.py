@@ -294,7 +294,7 @@ class IntakeDesk:
                 continue
             if delivery.accepted:
                 node.slice_accepted()
-            if delivery.accepted and office.pool.has(node):
+            if delivery.accepted and office.pool.has(node) and delivery.lease.granted_at >= node.placed_at:
                 node.meter.accept(len(delivery.accepted), now)
             book.deliver(delivery.lease, delivery.accepted)
             returned.setdefault(delivery.asked, []).append(short_id)

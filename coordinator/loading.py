@@ -83,8 +83,10 @@ def load_node(ledger: Ledger, config: CoordinatorConfig, peer: str, runs: Collec
 
 
 def _settle(node: NodeEntry, runs: Collection[str]) -> None:
-    """Of a run that is gone it is in none, and hello places it; unless there is one only."""
-    if len(runs) == 1:
+    """Of a run that is gone it is in none, and hello places it; unless there is one only, and it may work for that."""
+    if node.bound is not None and node.bound not in runs:
+        node.run = ""
+    elif len(runs) == 1:
         (node.run,) = runs
     elif node.run not in runs:
         node.run = ""

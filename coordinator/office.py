@@ -202,7 +202,8 @@ class Office:
         """After any change of a node's leases: its rate counts the time in which it holds one."""
         node = self.pool.nodes.get(peer)
         if node is not None and self.pool.has(node):  # what one that was moved still owes us is no time of its new run
-            node.meter.hold(bool(self.run.leases.held_by(peer)), self.clock())
+            held = self.run.leases.held_by(peer)
+            node.meter.hold(any(lease.granted_at >= node.placed_at for lease in held), self.clock())
 
     def note_ended(self, leases: Iterable[LeaseEntry], why: str, fault: Fault) -> None:
         """Leases that were given up, to be put on record (`record_ended`)."""

@@ -10,6 +10,8 @@
 | a rollout's terminal state  | booked, paid or not, in the transaction that records the state                       |
 | time passes, node alive     | raises the cap; on record with each booking and at least each SAVE_SECONDS           |
 | the node is released        | no more leases; closed when all that was out is decided and nothing is held          |
+| and holds leases of it      | time at work goes on, until it is activated anew, here or in another run: each       |
+|                             | second is counted on one account                                                     |
 
 So each sample is decided once, by the row of its rollout. After a `kill -9` the rows say all of it: what is out is
 what was leased and did not come; those leases have their whole duration again. Of the time at work, what passed since
@@ -179,11 +181,15 @@ class Payroll:
         passed = int((now - one.counted_at) * 1000)
         if passed <= 0:
             return one
-        works = one.released is None or bool(self.leases.held_by(node.peer))
+        works = one.released is None or (self.holds(one) and one.number == node.account)
         if not works or node.health(now, self.pool.heartbeat_seconds) == "dead":
             return replace(one, counted_at=now)
         account = replace(one.account, milliseconds=one.account.milliseconds + passed)
         return replace(one, account=account, counted_at=one.counted_at + passed / 1000)
+
+    def holds(self, one: Engagement) -> bool:
+        """Whether leases that are paid from this account are out."""
+        return any(lease.account == one.number for lease in self.leases.held_by(one.account.peer))
 
     # what is durable
 
@@ -296,18 +302,14 @@ class Settlement:
         """Book what has become due by time alone, and close what can come to no more."""
         payroll = self._payroll
         for number, one in payroll.engaged.items():
-            node = payroll.pool.nodes[one.account.peer]
+            node = payroll.pool.nodes.get(one.account.peer)
             # Of one that was moved its rate in another run is measured now: another number.
-            if one.released is not None and one.account.rho is None and payroll.pool.has(node):
+            if one.released is not None and one.account.rho is None and node is not None and payroll.pool.has(node):
                 rate = node.meter.rate(self._now)
                 if rate:
                     self.measured(number, rate)
             self._after.setdefault(number, self._one(number))
-            if (
-                one.released is not None
-                and not one.account.outstanding
-                and not payroll.leases.held_by(one.account.peer)
-            ):
+            if one.released is not None and not one.account.outstanding and not payroll.holds(one):
                 self._closed.append(one)
 
     # in the transaction
@@ -360,6 +362,9 @@ class Settlement:
         for one in self._opened:
             payroll.engaged[one.number] = one
             payroll.by_peer[one.account.peer] = one.number
+            node = payroll.pool.nodes.get(one.account.peer)
+            if node is not None:
+                node.account = one.number
         payroll.numbers.account += len(self._opened)
 
     def _one(self, number: int) -> Engagement:
@@ -405,10 +410,13 @@ def load_payroll(
     mine = table.c.run == payroll.run
     for row in sound(connection.execute(sa.select(table).where(mine, table.c.closed.is_(None))), table):
         one = payroll.engaged[row.number] = engagement(row, now, wall)
+        node = payroll.pool.nodes.get(one.account.peer)
+        if node is not None:
+            node.account = max(node.account, one.number)
         if one.released is None:
             payroll.by_peer[one.account.peer] = one.number
-            if one.mu:
-                payroll.pool.nodes[one.account.peer].meter.believe(one.mu, now)
+            if one.mu and node is not None:
+                node.meter.believe(one.mu, now)
     is_closed = sa.and_(mine, table.c.closed.is_not(None))
     payroll.closed_entered = int(connection.scalar(sa.select(sa.func.sum(table.c.entered)).where(is_closed)) or 0)
     payroll.numbers.account = int(connection.scalar(sa.select(sa.func.max(table.c.number))) or 0) + 1
@@ -421,7 +429,8 @@ def load_payroll(
     lasts = sa.or_(leases.c.ended.is_(None), leases.c.granted + leases.c.duration_seconds >= wall)
     found = connection.execute(sa.select(leases).where(leases.c.run == payroll.run, lasts, ~came))
     kept = [
-        (row.duration_seconds if row.ended is None else row.granted + row.duration_seconds - wall, row)
+        # Our wall clock may have been set back meanwhile: no lease lasts longer than it was given for.
+        (row.duration_seconds if row.ended is None else min(row.granted - wall, 0.0) + row.duration_seconds, row)
         for row in sound(found, leases)
     ]
     for left, row in sorted(kept, key=lambda each: each[0]):

@@ -151,7 +151,7 @@ class Placement:
         house, before = self._house, node.run
         log.info("%s works for %s now, not %s: %s", node.name, to, before or "any run", why, extra={"peer": node.peer})
         self.note(node.peer, before, to, why)
-        begin_anew(node, to)
+        begin_anew(node, to, house.clock())
         for name in (before, to):
             office = house.offices.get(name)
             if office is not None:
@@ -167,6 +167,10 @@ class Placement:
             if numbers:
                 pay = office.settlement()
                 for number in numbers:
+                    one = office.payroll.engaged[number]
+                    rate = nodes[one.account.peer].meter.rate(self._house.clock())
+                    if one.account.rho is None and rate:  # it is measured anew where it goes
+                        pay.measured(number, rate)
                     pay.release(number, wall)
                 found.append((office, pay))
         return found
@@ -216,9 +220,9 @@ def record_placed(connection: sa.Connection, peer: str, before: str, to: str, wh
     )
 
 
-def begin_anew(node: NodeEntry, run: str) -> None:
+def begin_anew(node: NodeEntry, run: str, now: float) -> None:
     """The node is of this run, of which it has no snapshot and in which nothing was measured of it."""
-    node.run = run
+    node.run, node.placed_at = run, now
     node.meter = RateMeter()
     node.epoch = node.version = node.manifest_hash = node.installed_at = node.fetching = None
     node.told = node.idle_since = None

@@ -63,6 +63,8 @@ class NodeEntry:
     standing: Standing = ACTIVE
     run: str = ""
     """The run that it works for; empty: it was placed in none yet."""
+    placed_at: float = float("-inf")
+    """When it was moved there by this process; leases it was given before count for no rate."""
     wanted: str | None = None
     """The only one it takes part in, by its last hello; None: any."""
     bound: str | None = None
@@ -101,6 +103,8 @@ class NodeEntry:
     last_reason: str = ""
     rejected_in_row: int = 0
     rest_until: float = float("-inf")
+    account: int = 0
+    """Its newest account over all runs, of those that are open: see `payroll`."""
     price: int = 0
     """Micro-dollars an hour that it would be activated at; 0 for a volunteer."""
 

@@ -236,6 +236,11 @@ class CoordinatorService:
             raise Refused(
                 "too_many_runs", f"this coordinator has {len(self._served)} runs, which is as many as it takes"
             )
+        if self._admission.find(run.learner) is not None:
+            raise Refused(
+                "learner_is_a_node",
+                f"{run.learner} is a node of this pool; a learner needs a key of its own (another --home)",
+            )
         try:
             check_apart([*(other.config for other in self._served.values()), run])
         except ValueError as error:

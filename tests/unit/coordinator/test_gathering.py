@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2.coordinator.gathering import TOGETHER_MAX, Gathering
@@ -146,3 +146,58 @@ async def test_an_asker_that_goes_away_takes_nobody_with_it(autojump_clock):
             await trio.testing.wait_all_tasks_blocked()
     assert desk.commits == [[7], [3, 5]]
     assert desk.answers == {7: 14, 3: 6, 5: 10}
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_whoever_stays_is_answered_once_whatever_the_others_do(data):
+    """Under any cancellations and failures: none is carried out durably twice, nobody waits for ever."""
+    count = data.draw(st.integers(1, 40))
+    moment = st.integers(0, 30)
+    plans = data.draw(
+        st.lists(
+            st.tuples(moment, st.none() | moment, st.sampled_from([1, 1, 1, -1, -2])), min_size=count, max_size=count
+        )
+    )
+    full = data.draw(st.sets(st.integers(0, 12)))
+    desk, calls, durable, answers = Desk(0.004), [0], [], {}
+
+    def carry_out(asked):
+        calls[0] += 1
+        desk.clock.spent += desk.commit_seconds
+        if calls[0] in full:
+            raise LedgerUnavailable("full")
+        if any(kind == -2 for _, kind in asked):
+            raise ZeroDivisionError
+        durable.extend(number for number, kind in asked if kind > 0)
+        return [number if kind > 0 else ValueError(number) for number, kind in asked]
+
+    gathering = Gathering(carry_out, desk.clock)
+
+    async def ask(number, begins, stays, kind):
+        await trio.sleep(begins / 100)
+        with trio.CancelScope(deadline=float("inf") if stays is None else trio.current_time() + stays / 100):
+            try:
+                found = await gathering.ask((number, kind))
+            except (ValueError, ZeroDivisionError, LedgerUnavailable) as error:
+                found = error
+            answers.setdefault(number, []).append(found)
+
+    async def main():
+        with trio.fail_after(60.0):
+            async with trio.open_nursery() as nursery:
+                for number, (begins, stays, kind) in enumerate(plans):
+                    nursery.start_soon(ask, number, begins, stays, kind)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert len(durable) == len(set(durable))
+    for number, (_, stays, kind) in enumerate(plans):
+        found = answers.get(number, [])
+        assert len(found) <= 1
+        assert found or stays is not None
+        if found and not isinstance(found[0], Exception):
+            assert found[0] == number
+            assert number in durable
+            assert kind > 0
+        elif found:
+            assert number not in durable
