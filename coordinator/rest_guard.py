@@ -70,7 +70,8 @@ class Rooms:
 class GuardedRoute(APIRoute):
     """A route of the table in `rest_roles`: whoever may not is told so before the request is looked at any further.
 
-    A parameter that the route has not is refused: a filter with a typing error would else answer with everything.
+    A parameter that the route has not is refused: a filter with a typing error would else answer with everything. But
+    `limit` may be said of any list, of those too that are never long.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -78,7 +79,7 @@ class GuardedRoute(APIRoute):
         handle = super().get_route_handler()
         method = next(iter(self.methods or ()))
         needs = NEEDS[method, self.path_format]
-        parameters = {field.alias for field in self.dependant.query_params}
+        parameters = {field.alias for field in self.dependant.query_params} | {"limit"}
 
         async def guarded(request: Request) -> Response:
             who, door = request.state.who, cast("Door", request.state.door)

@@ -240,7 +240,7 @@ async def test_fault_13_leaving_closes_the_connection_at_the_peer(here):
         await ask(here, there)
         connection = connection_with(here, there)
         process.send_signal(signal.SIGINT)
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             await ended(connection)
         assert there.peer not in here._connections or connection not in here._connections[there.peer]
 

@@ -9,6 +9,8 @@ from functools import partial
 
 import pytest
 
+from echo2.p2p.identity import Identity
+
 sync_api = pytest.importorskip("playwright.sync_api", reason="no driver for a browser here: pip install playwright")
 from e2e.web_stage import HOSTILE, RUN, STEPS, TOKEN, Stage  # noqa: E402 - after the driver is known to be there
 
@@ -574,7 +576,7 @@ def test_with_several_runs_one_is_chosen(tab, stage):
     """The pool shows each with its share of the nodes; a choice beside the pages leads to another run, and its own
     broadcast. Last of all: the run stays."""
     service, (run,) = stage.world.service, stage.world.config().all_runs
-    other = run.model_copy(update={"name": "r2", "learner": stage.applicant.peer_id, "weight": 3.0})
+    other = run.model_copy(update={"name": "r2", "learner": Identity(b"\x77" * 32).peer_id, "weight": 3.0})
     stage.do(partial(service.create_run, other, actor="test", reason="test"))
     page = tab.go("/")
     lines = page.locator(".run-line")

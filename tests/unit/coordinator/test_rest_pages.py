@@ -73,6 +73,7 @@ async def test_nodes_are_filtered(stage):
         wrong = await client.get("/v1/nodes?stat=suspended")
         is_problem(wrong, 422)  # else a filter with a typing error answers with every node
         assert "no parameter 'stat' here; did you mean 'state'?" in wrong.json()["detail"]
+        assert (await client.get("/v1/runs?limit=5")).status_code == 200  # asked like any list, though never long
         is_problem(await client.get(f"/v1/nodes?after={2**70}"), 422)
 
 
