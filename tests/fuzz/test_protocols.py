@@ -10,6 +10,7 @@ import trio.testing
 from fuzz.stages import requested
 from unit.coordinator.conftest import DigitText
 
+from echo2.coordinator import run_tools
 from echo2.coordinator import serve as coordinator_serve
 from echo2.coordinator.config import CoordinatorConfig
 from echo2.learner import main as learner_main
@@ -62,11 +63,12 @@ async def arithmetic(*_arguments):
 
 async def test_the_coordinator_serves_what_is_fuzzed(tmp_path, monkeypatch):
     """Neither more nor less."""
-    monkeypatch.setattr(coordinator_serve, "check_task", lambda run: None)
-    monkeypatch.setattr(coordinator_serve, "load_task", arithmetic)
+    for module in (coordinator_serve, run_tools):
+        monkeypatch.setattr(module, "check_task", lambda run: None)
+        monkeypatch.setattr(module, "FolderText", lambda folder: DigitText())
+    monkeypatch.setattr(run_tools, "load_task", arithmetic)
     monkeypatch.setattr(coordinator_serve, "load_operator_token_hash", lambda path: None)
-    monkeypatch.setattr(coordinator_serve, "open_scorer", no_scorer)
-    monkeypatch.setattr(coordinator_serve, "FolderText", lambda folder: DigitText())
+    monkeypatch.setattr(run_tools, "open_scorer", no_scorer)
     run = {"name": "r", "task": "arithmetic", "model_dir": "m", "learner": ELSEWHERE.peer_id, "steps": 1}
     values = {"run": run, "rest": {"port": 0}, "listen": ["/ip4/127.0.0.1/tcp/0"]}
     config = make_settings(values, CoordinatorConfig, source="c.toml", folder=tmp_path)
