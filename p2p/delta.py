@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,20 +60,8 @@ class DeltaHead:
 
 def encode_delta(base: Path, new: Path, out: Path) -> DeltaHead:
     """Write the delta from `base` to `new` into the new file `out`, durably. Raises FileExistsError, OSError."""
-    unfinished = out.with_name(f"{out.name}.partial")
-    if out.exists():
-        raise FileExistsError(f"{out} exists, and a delta is never written over")
-    try:
-        with base.open("rb") as old, new.open("rb") as young, unfinished.open("wb") as file:
-            head = _encode(old, young, file)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    unfinished.replace(out)
-    sync(out.parent)
-    return head
+    with _new_file(out, "a delta") as file, base.open("rb") as old, new.open("rb") as young:
+        return _encode(old, young, file)
 
 
 def decode_delta(base: Path, delta: BinaryIO, out: Path, *, sha256: bytes, length_bytes: int) -> None:
@@ -82,17 +71,24 @@ def decode_delta(base: Path, delta: BinaryIO, out: Path, *, sha256: bytes, lengt
     once, from where it stands.
     Raises BadDelta, FileExistsError, OSError; then there is no file `out`.
     """
-    unfinished = out.with_name(f"{out.name}.partial")
+    with _new_file(out, "a snapshot") as file, base.open("rb") as old:
+        head = read_head(delta)
+        if (head.new_sha256, head.new_bytes) != (sha256, length_bytes):
+            raise BadDelta("the delta makes another snapshot than the one that was announced")
+        if os.fstat(old.fileno()).st_size != head.base_bytes:
+            raise BadDelta("the delta was made for another base than the one that is here")
+        _decode(head, old, delta, file)
+
+
+@contextmanager
+def _new_file(out: Path, what: str) -> Iterator[BinaryIO]:
+    """A file that is `out`, durably, once the block has ended well; else there is none. Raises FileExistsError."""
     if out.exists():
-        raise FileExistsError(f"{out} exists, and a snapshot is never written over")
-    head = read_head(delta)
-    if (head.new_sha256, head.new_bytes) != (sha256, length_bytes):
-        raise BadDelta("the delta makes another snapshot than the one that was announced")
+        raise FileExistsError(f"{out} exists, and {what} is never written over")
+    unfinished = out.with_name(f"{out.name}.partial")
     try:
-        with base.open("rb") as old, unfinished.open("wb") as file:
-            if os.fstat(old.fileno()).st_size != head.base_bytes:
-                raise BadDelta("the delta was made for another base than the one that is here")
-            _decode(head, old, delta, file)
+        with unfinished.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
